@@ -195,7 +195,7 @@ struct nvs_opened {
 struct nvs_lane {
     _Alignas(64) _Atomic uint32_t request;
     _Atomic uint32_t caller_sleeps;
-    _Atomic uint32_t closed;
+    _Atomic uint32_t closed; /* set together with a change of `request`, so that a sleeper wakes */
     _Atomic uint32_t request_length;
     _Alignas(64) _Atomic uint32_t reply;
     _Atomic uint32_t worker_sleeps;

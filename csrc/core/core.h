@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The caller's half in C: what must not be Python. Starting the worker without fork, and the shared memory lane.
+ * We are guests in the caller's process: nothing here exits, aborts or prints, and no function keeps state outside of
+ * the struct that it is given.
+ */
+#ifndef NVSANDBOX_CORE_H
+#define NVSANDBOX_CORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "error.h"
+#include "protocol.h"
+#include "steps.h"
+
+/* spawn.c */
+
+/* Starts `path` with the environment `envp` and `control` as its NVS_CONTROL_FD; its process id in *pid. */
+int nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struct nvs_error *error);
+
+/* lane.c */
+
+struct nvs_caller_lane;
+
+enum nvs_wait {
+    NVS_WAIT_DONE = 0,    /* the reply was copied out */
+    NVS_WAIT_PENDING = 1, /* no reply yet: wait again, or give the lane up */
+    NVS_WAIT_BROKEN = -1, /* the worker wrote what no worker writes: give the lane up */
+};
+
+/* A new lane, NULL on failure. *fd is the memfd to send to the worker; it belongs to the lane. */
+struct nvs_caller_lane *nvs_lane_new (int32_t *fd, struct nvs_error *error);
+
+/* Closes the lane's descriptor, which the worker has by now; the mapping stays. */
+void nvs_lane_sent (struct nvs_caller_lane *lane);
+
+/* Puts a request on the lane, which must be idle. -1 if it is too long. */
+int nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length);
+
+/* Waits for the reply of what was submitted, at most `wait_ns` and no longer than until a signal arrives. */
+int nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length);
+
+/* Both in one. */
+int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, int64_t wait_ns, void *reply,
+                   size_t capacity, uint32_t *reply_length);
+
+/* Ends the worker's thread for this lane, unmaps and frees. In a forked child the mapping is not there (MADV_DONTFORK)
+ * and the worker is the parent's: pass forked = 1, and the lane is freed without touching what it shares. */
+void nvs_lane_free (struct nvs_caller_lane *lane, int forked);
+
+#endif
