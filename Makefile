@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+# Each chore is one word, and each word is one script or tool that can be run without make.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint fix asan dist clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## .venv with nvsandbox and its tools, from nothing (as root also the Debian packages)
+	@scripts/setup
+
+demo: setup ## direct NVML leaves device nodes behind, nvsandbox leaves none: see both
+	@scripts/demo
+
+test: ## all tests; ARGS='-k name -x' goes to pytest
+	@scripts/test $(ARGS)
+
+lint: ## what CI checks: formats, types, warnings, static analysis
+	@scripts/lint
+
+fix: ## let the formatters and ruff change the files
+	@scripts/lint --fix
+
+asan: ## the C tests under ASan and UBSan; ARGS goes to meson test
+	@scripts/native $(ARGS)
+
+dist: setup ## an sdist and a wheel for every Python from 3.10, in dist/
+	@scripts/dist
+
+clean: ## removes what the other targets made, but not .cache
+	rm -rf .venv build builddir dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# What the scripts share. Sourced, with `set -euo pipefail` in force.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say () { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+die () { say "$*"; exit 1; }
+
+# Where a prerequisite that is missing is an error, not a skip
+in_ci () { [[ -n ${CI:-} && ${CI:-} != false && ${CI:-} != 0 ]]; }
+
+recent () { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+# The system's own Python first: one in a home folder cannot be read by the unprivileged users that some tests become.
+find_python () {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} /usr/bin/python3 python3; do
+        if recent "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die 'no Python 3.10 or newer found: install one, or name it with PYTHON=...'
+}
