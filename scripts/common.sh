@@ -3,6 +3,7 @@
 # What the scripts share. Sourced, with `set -euo pipefail` in force.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck disable=SC2034 # for those that source this
 venv=$root/.venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
