@@ -136,6 +136,21 @@ struct nvs_opened {
 const char *nvs_core_version (void);
 const char *nvs_core_step_name (uint32_t step);
 
+struct nvs_core_profile {
+    const char *key;
+    const char *product;
+    uint64_t memory_mib;
+    int mig;
+};
+struct nvs_core_option {
+    const char *key;
+    const char *kind;
+    const char *initial;
+    const char *help;
+};
+const struct nvs_core_profile *nvs_core_profile (uint32_t index);
+const struct nvs_core_option *nvs_core_option (uint32_t index);
+
 int nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struct nvs_error *error);
 
 struct nvs_caller_lane;

@@ -49,4 +49,25 @@ int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t lengt
  * and the worker is the parent's: pass forked = 1, and the lane is freed without touching what it shares. */
 void nvs_lane_free (struct nvs_caller_lane *lane, int forked);
 
+/* tables.c */
+
+const char *nvs_core_version (void);
+const char *nvs_core_step_name (uint32_t step);
+
+/* A GPU model of the simulator (sim/profiles.def) and a key of its descriptions (sim/options.def); NULL past the last. */
+struct nvs_core_profile {
+    const char *key;
+    const char *product;
+    uint64_t memory_mib;
+    int mig;
+};
+struct nvs_core_option {
+    const char *key;
+    const char *kind;
+    const char *initial;
+    const char *help;
+};
+const struct nvs_core_profile *nvs_core_profile (uint32_t index);
+const struct nvs_core_option *nvs_core_option (uint32_t index);
+
 #endif
