@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "namespace.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "error.h"
+
+static const char *
+user_remedy (int err)
+{
+    switch (err) {
+    case EPERM:
+        return "unprivileged user namespaces are refused here: set sysctl kernel.unprivileged_userns_clone=1 or "
+               "kernel.apparmor_restrict_unprivileged_userns=0 where they exist, in a container use a seccomp profile "
+               "that allows unshare, and note that the kernel refuses it inside a chroot";
+    case ENOSPC:
+        return "the limit of user namespaces is reached: raise sysctl user.max_user_namespaces (0 disables them)";
+    case EUSERS: return "user namespaces are nested too deeply (32 levels)";
+    case EINVAL: return "this kernel is built without user namespaces (CONFIG_USER_NS)";
+    default: return "cannot make a user namespace";
+    }
+}
+
+/* A step of its own, and not one unshare of both, so that the error tells which of the two was refused. */
+int
+nvs_namespace_user (struct nvs_error *error)
+{
+    if (unshare (CLONE_NEWUSER) != 0) {
+        int err = errno;
+
+        return nvs_fail (error, NVS_STEP_USER_NS, err, NULL, "%s", user_remedy (err));
+    }
+    return 0;
+}
+
+static int
+write_proc (const char *path, const char *text, struct nvs_error *error)
+{
+    int fd = open (path, O_WRONLY | O_CLOEXEC);
+    int err = errno;
+    ssize_t written;
+
+    if (fd >= 0) {
+        written = write (fd, text, strlen (text));
+        err = errno;
+        (void)close (fd);
+        if (written == (ssize_t)strlen (text))
+            return 0;
+    }
+    return nvs_fail (error, NVS_STEP_ID_MAP, err, path, "%s",
+                     err == EPERM || err == EACCES
+                         ? "the kernel refused the id map: see sysctl kernel.apparmor_restrict_unprivileged_userns, "
+                           "and whether the worker's file can be read by this user"
+                         : "cannot write the id map");
+}
+
+/* The caller's own ids, mapped to themselves: NVML then sees the uid that it would see outside, and files look as they
+ * do there. setgroups must be denied first; the kernel demands it for a gid_map without privilege since Linux 3.19,
+ * and older ones do not have the file. */
+int
+nvs_namespace_id_map (uid_t uid, gid_t gid, struct nvs_error *error)
+{
+    char map[64];
+
+    if (write_proc ("/proc/self/setgroups", "deny", error) != 0 && error->err != ENOENT)
+        return -1;
+    (void)snprintf (map, sizeof map, "%u %u 1", uid, uid);
+    if (write_proc ("/proc/self/uid_map", map, error) != 0)
+        return -1;
+    (void)snprintf (map, sizeof map, "%u %u 1", gid, gid);
+    return write_proc ("/proc/self/gid_map", map, error);
+}
+
+int
+nvs_namespace_mount (struct nvs_error *error)
+{
+    if (unshare (CLONE_NEWNS) != 0) {
+        int err = errno;
+
+        return nvs_fail (error, NVS_STEP_MOUNT_NS, err, NULL, "%s",
+                         err == EPERM ? "a mount namespace needs CAP_SYS_ADMIN, and in a container a seccomp "
+                                        "profile and an LSM policy that allow it"
+                         : err == ENOSPC
+                             ? "the limit of mount namespaces is reached: raise sysctl user.max_mnt_namespaces"
+                             : "cannot make a mount namespace");
+    }
+    return 0;
+}
+
+/* Whether a line of mountinfo has the optional field "shared:N". The optional fields are the seventh and
+ * following, up to a lone "-". Fields hold no blanks (the kernel writes \040), so that a path cannot fake one. */
+static bool
+is_shared (char *line)
+{
+    char *rest = NULL;
+    unsigned int number = 0;
+
+    for (char *field = strtok_r (line, " ", &rest); field != NULL; field = strtok_r (NULL, " ", &rest)) {
+        if (++number <= 6)
+            continue;
+        if (strcmp (field, "-") == 0)
+            return false;
+        if (strncmp (field, "shared:", 7) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void
+close_file (FILE **file)
+{
+    if (*file != NULL)
+        (void)fclose (*file);
+}
+
+static void
+free_text (char **text)
+{
+    free (*text);
+}
+
+/* The proof. That mount() returned 0 is not one: an LSM may answer for the kernel, and a mount may have arrived. */
+static int
+prove_nothing_shared (struct nvs_error *error)
+{
+    static const char path[] = "/proc/self/mountinfo";
+    __attribute__ ((cleanup (close_file))) FILE *file = fopen (path, "re");
+    __attribute__ ((cleanup (free_text))) char *line = NULL;
+    size_t size = 0;
+    unsigned int count = 0;
+    struct statfs fs;
+    int err = errno;
+
+    if (file == NULL)
+        return nvs_fail (error, NVS_STEP_PROPAGATION, err, path,
+                         "without /proc nothing proves that mounts made here stay here; mount /proc for this pid "
+                         "namespace, or use isolation=\"guard\"");
+    if (fstatfs (fileno (file), &fs) != 0 || fs.f_type != PROC_SUPER_MAGIC)
+        return nvs_fail (error, NVS_STEP_PROPAGATION, ENOTSUP, path, "this is not the kernel's /proc");
+    while (getline (&line, &size, file) > 0) {
+        count++;
+        if (is_shared (line))
+            return nvs_fail (error, NVS_STEP_PROPAGATION, EBUSY, path,
+                             "a mount is still shared with the outside although propagation was cut (line %u)", count);
+    }
+    err = errno;
+    if (ferror (file) != 0 || count == 0)
+        return nvs_fail (error, NVS_STEP_PROPAGATION, err, path, "the mount table cannot be read");
+    return 0;
+}
+
+/* Slave, not private: a driver container's mounts, made later, still arrive here, and nothing goes out. This stands
+ * before the first mount, for in a shared tree the tmpfs would land on the host's /dev as well. */
+int
+nvs_namespace_propagation (struct nvs_error *error)
+{
+    if (mount (NULL, "/", NULL, MS_SLAVE | MS_REC, NULL) != 0) {
+        int err = errno;
+
+        return nvs_fail (error, NVS_STEP_PROPAGATION, err, "/", "%s",
+                         err == EINVAL ? "the root folder is not a mount point (a chroot?), so the propagation of "
+                                         "its mount cannot be cut from here; use isolation=\"guard\""
+                         : err == EPERM || err == EACCES
+                             ? "mounting is refused although the namespace was made: an AppArmor or SELinux policy, "
+                               "or sysctl kernel.apparmor_restrict_unprivileged_userns"
+                             : "cannot make the mounts slaves");
+    }
+    return prove_nothing_shared (error);
+}
+
+uint64_t
+nvs_namespace_mount_id (void)
+{
+    struct stat st;
+
+    return stat ("/proc/self/ns/mnt", &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
