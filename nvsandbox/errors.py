@@ -2,8 +2,8 @@
 """The exceptions of the sandbox itself.
 
 What NVML returns is raised as pynvml raises it (``pynvml.NVMLError_NotSupported`` and so on). What goes wrong around it
-is a :class:`SandboxError`. Those that a call can meet are NVML errors as well, so that code that handles ``NVMLError`` for each metric goes
-on working when the sandbox fails under it.
+is a :class:`SandboxError`. Those that a call can meet are NVML errors as well, so that code that handles
+``NVMLError`` for each metric goes on working when the sandbox fails under it.
 
 All of them can be pickled and hashed; pynvml's own exceptions define ``__eq__`` alone and cannot be hashed.
 """
@@ -98,7 +98,9 @@ class LibraryNotFound(SandboxStartError, pynvml.NVMLError_LibraryNotFound):  # t
         super().__init__("library", errno, path, detail)
         self.tried = tried
         looked = "".join(f"\n  {line}" for line in tried)
-        self.args = (f"no usable libnvidia-ml.so.1: {detail or 'none was found'}" + (f"; tried:{looked}" if tried else ""),)
+        self.args = (
+            f"no usable libnvidia-ml.so.1: {detail or 'none was found'}" + (f"; tried:{looked}" if tried else ""),
+        )
 
 
 class SandboxClosed(SandboxError, pynvml.NVMLError_Uninitialized):  # type: ignore[misc]
@@ -110,8 +112,8 @@ class SandboxClosed(SandboxError, pynvml.NVMLError_Uninitialized):  # type: igno
 class WorkerDied(SandboxError, pynvml.NVMLError_Unknown):  # type: ignore[misc]
     """The worker process ended while it was needed. Also an ``NVMLError_Unknown``.
 
-    ``signal`` is the number of the signal that ended it, or None; ``status`` its exit status, or None (both None: somebody else
-    reaped it); ``call`` the function that was running, or "".
+    ``signal`` is the number of the signal that ended it, or None; ``status`` its exit status, or None (both None:
+    somebody else reaped it); ``call`` the function that was running, or "".
     """
 
     __module__ = "nvsandbox"

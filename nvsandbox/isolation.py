@@ -45,8 +45,8 @@ def steps(isolation: str) -> tuple[str, ...]:
 
 REMEDIES = {
     "mount": (
-        "isolation='mount' needs CAP_SYS_ADMIN, which this process does not have: run as root, add SYS_ADMIN to the container's "
-        "capabilities, or use isolation='auto'"
+        "isolation='mount' needs CAP_SYS_ADMIN, which this process does not have: run as root, add SYS_ADMIN to the "
+        "container's capabilities, or use isolation='auto'"
     ),
     "user": "isolation='user' needs unprivileged user namespaces",
     "guard": "isolation='guard' needs seccomp",

@@ -65,7 +65,9 @@ def _folder(name: str, value: object, what: str) -> str:
 
 
 def _driver_root(value: object) -> str:
-    return _folder("driver_root", value, "the root of the tree that holds NVIDIA's driver, such as '/' or '/run/nvidia/driver'")
+    return _folder(
+        "driver_root", value, "the root of the tree that holds NVIDIA's driver, such as '/' or '/run/nvidia/driver'"
+    )
 
 
 def _dev_root(value: object) -> str | None:
@@ -98,7 +100,8 @@ def _flag(name: str) -> Callable[[object], bool]:
 
 def _device(value: object) -> int | str:
     expected = (
-        "device minor numbers (0 for /dev/nvidia0), UUIDs ('GPU-…'), PCI bus ids ('0000:65:00.0') or node names ('nvidia0')"
+        "device minor numbers (0 for /dev/nvidia0), node names ('nvidia0'), UUIDs ('GPU-…') or PCI bus ids "
+        "('0000:65:00.0')"
     )
     if isinstance(value, bool):
         raise _wrong_type("devices", value, expected)
@@ -201,8 +204,8 @@ def _from_environment(name: str, environment: Mapping[str, str]) -> tuple[bool, 
 def make(given: Mapping[str, object], environment: Mapping[str, str] | None = None) -> Options:
     """Options from keyword arguments, with defaults from the environment for those that are not given.
 
-    Raises TypeError for an unknown option or a value of the wrong type and ValueError for a wrong value; the message names the value, what
-    was expected and where it came from.
+    Raises TypeError for an unknown option or a value of the wrong type and ValueError for a wrong value; the message
+    names the value, what was expected and where it came from.
     """
     environment = os.environ if environment is None else environment
     unknown = set(given) - set(_CHECKS)
@@ -213,7 +216,8 @@ def make(given: Mapping[str, object], environment: Mapping[str, str] | None = No
         if name in given:
             values[name] = check(given[name])
         else:
-            # What the caller chose in code decides: a library of its own is not simulated because the environment says so.
+            # What the caller chose in code decides: a library of its own is not simulated because the environment
+            # says so.
             if name == "simulate" and given.get("library") is not None:
                 continue
             if name == "library" and given.get("simulate") is not None:
@@ -224,6 +228,7 @@ def make(given: Mapping[str, object], environment: Mapping[str, str] | None = No
     options = Options(**values)
     if options.simulate is not None and options.library is not None:
         raise ValueError(
-            f"simulate={options.simulate!r} and library={options.library!r} exclude each other: the simulator is a library of its own"
+            f"simulate={options.simulate!r} and library={options.library!r} exclude each other: the simulator is a "
+            f"library of its own"
         )
     return options

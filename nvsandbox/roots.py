@@ -125,7 +125,8 @@ def dev_folder(driver_root: str, dev_root: str | None) -> str:
 
 
 def device_minor(name: str) -> int | None:
-    """The minor number of the GPU whose UUID or PCI bus id is `name`, from the driver's ``/proc``; None if it is not there.
+    """The minor number of the GPU whose UUID or PCI bus id is `name`, from the driver's ``/proc``; None if it is not
+    there.
 
     Source: ``/proc/driver/nvidia/gpus/*/information`` of NVIDIA's kernel driver.
     """

@@ -100,8 +100,8 @@ def parse(description: str) -> Simulation:
     match = re.fullmatch(r"([a-z0-9]+?)(?:x([0-9]+))?", head)
     if match is None or match[1] not in known:
         raise ValueError(
-            f"simulate={description!r}: {head!r} is no GPU that can be simulated; expected one of {', '.join(sorted(known))}, "
-            f"perhaps with a number of GPUs, as in 'h100x8'"
+            f"simulate={description!r}: {head!r} is no GPU that can be simulated; expected one of "
+            f"{', '.join(sorted(known))}, perhaps with a number of GPUs, as in 'h100x8'"
         )
     count = int(match[2]) if match[2] else 1
     if not 1 <= count <= MAX_GPUS:
@@ -112,7 +112,8 @@ def parse(description: str) -> Simulation:
         key, equals, value = part.partition("=")
         if key not in keys or not equals:
             raise ValueError(
-                f"simulate={description!r}: {part!r} is not key=value with a known key; expected one of {', '.join(sorted(keys))}"
+                f"simulate={description!r}: {part!r} is not key=value with a known key; expected one of "
+                f"{', '.join(sorted(keys))}"
             )
         if key in seen:
             raise ValueError(f"simulate={description!r}: {key} is given twice")
@@ -125,5 +126,7 @@ def parse(description: str) -> Simulation:
     for key in ("visible", "lost"):
         for index in seen.get(key, "").split("+"):
             if index and int(index) >= count:
-                raise ValueError(f"simulate={description!r}: {key}={seen[key]} names GPU {index}; there are 0 to {count - 1}")
+                raise ValueError(
+                    f"simulate={description!r}: {key}={seen[key]} names GPU {index}; there are 0 to {count - 1}"
+                )
     return Simulation(description, match[1], count, seen.get("symbols", "all"))

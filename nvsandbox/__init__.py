@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's management library (NVML) in a worker process with a private ``/dev``.
+
+See :class:`nvml_isolated`. Importing this package touches neither NVML nor the system.
+"""
+
+from nvsandbox._core import ffi as _ffi
+from nvsandbox._core import lib as _lib
+from nvsandbox.errors import (
+    CallTimeout,
+    LibraryNotFound,
+    SandboxClosed,
+    SandboxError,
+    SandboxStartError,
+    SandboxUnavailable,
+    StaleHandle,
+    WorkerDied,
+)
+from nvsandbox.session import DeviceNode, NVMLSession, install, nvml_isolated
+
+__version__: str = _ffi.string(_lib.nvs_core_version()).decode()
+
+__all__ = [
+    "CallTimeout",
+    "DeviceNode",
+    "LibraryNotFound",
+    "NVMLSession",
+    "SandboxClosed",
+    "SandboxError",
+    "SandboxStartError",
+    "SandboxUnavailable",
+    "StaleHandle",
+    "WorkerDied",
+    "install",
+    "nvml_isolated",
+]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pynvml API bound to a session, made from pynvml's own module.
+
+pynvml's functions find NVML through the global ``nvmlLib``, a ``ctypes.CDLL``. A :class:`Library` takes its place.
+For the object that a ``with`` block yields, pynvml's functions are rebuilt over globals of their own in which
+``nvmlLib`` is that Library; classes, constants and exceptions are pynvml's own, so that ``except pynvml.NVMLError``
+catches what the sandbox raises. Nothing here knows a single NVML function by name but nvmlInit and nvmlShutdown,
+which are counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pynvml
+
+from nvsandbox.errors import SandboxClosed
+
+_NVML_ERROR_UNINITIALIZED = 1
+
+
+class Caller(Protocol):
+    """What a Library needs of a session."""
+
+    def has_function(self, name: str) -> bool: ...
+    def call(self, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any: ...
+
+
+class Function:
+    """Stands for a function of NVML, as a ctypes function object would: ``restype``, ``argtypes`` and ``errcheck``
+    work."""
+
+    def __init__(self, library: Library, name: str) -> None:
+        self._library = library
+        self.__name__ = name
+        self.restype: Any = ctypes.c_int
+        self.argtypes: Any = None
+        self.errcheck: Callable[[Any, Any, tuple[Any, ...]], Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        given = arguments
+        if self.argtypes:
+            arguments = self._converted(arguments)
+        result = self._library._call(self.__name__, arguments, self.restype is ctypes.c_char_p)
+        restype = self.restype
+        if restype is None:
+            result = None
+        elif restype is not ctypes.c_int and restype is not ctypes.c_char_p:
+            # A C integer of another width or sign, or a callable of the caller's.
+            result = restype(result).value if isinstance(restype, type) else restype(result)
+        if self.errcheck is not None:
+            return self.errcheck(result, self, given)
+        return result
+
+    def _converted(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        types_ = tuple(self.argtypes)
+        if len(arguments) < len(types_):
+            raise TypeError(
+                f"this function takes at least {len(types_)} argument{'s' if len(types_) != 1 else ''} "
+                f"({len(arguments)} given)"
+            )
+        converted = []
+        for value, kind in zip(arguments, types_, strict=False):
+            if isinstance(value, int | bytes) and issubclass(kind, ctypes.c_int.__mro__[1]):
+                value = kind(value)
+            converted.append(value)
+        return (*converted, *arguments[len(types_) :])
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__} in the sandbox>"
+
+
+class Library:
+    """Takes the place of pynvml's ``nvmlLib``: NVML's functions as attributes, AttributeError for those that it lacks.
+
+    NVML is initialised as long as the session lives. nvmlInit and nvmlShutdown of a user of this Library are counted
+    here: a shutdown that is one too many is NVML_ERROR_UNINITIALIZED and takes nothing from anybody else.
+    """
+
+    def __init__(self, session: Caller) -> None:
+        self._session = session
+        self._inits = 0
+        self._inits_lock = threading.Lock()
+        self._closed = False
+
+    def __getattr__(self, name: str) -> Function:
+        if name.startswith("nvml"):
+            self._check_open(name)
+            if self._session.has_function(name):
+                function = self.__dict__[name] = Function(self, name)
+                return function
+        raise AttributeError(f"the NVML library has no symbol {name!r}")
+
+    def __getitem__(self, name: str) -> Function:
+        function: Function = getattr(self, name)
+        return function
+
+    def _check_open(self, name: str) -> None:
+        if self._closed:
+            raise SandboxClosed(f"{name}: the nvml_isolated() block that this belongs to has ended; open a new one")
+
+    def _call(self, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any:
+        self._check_open(name)
+        if name.startswith("nvmlInit"):
+            result = self._session.call(name, arguments, returns_string)
+            if result == 0:
+                with self._inits_lock:
+                    self._inits += 1
+            return result
+        if name == "nvmlShutdown":
+            with self._inits_lock:
+                if self._inits == 0:
+                    return _NVML_ERROR_UNINITIALIZED
+                self._inits -= 1
+        return self._session.call(name, arguments, returns_string)
+
+    def _close(self) -> None:
+        """Ends this Library, and gives back the initialisations that its users have not."""
+        with self._inits_lock:
+            left, self._inits = self._inits, 0
+            if self._closed:
+                return
+            self._closed = True
+        for _ in range(left):
+            try:
+                self._session.call("nvmlShutdown", (), False)
+            except pynvml.NVMLError:
+                break
+
+
+_PYNVML = vars(pynvml)
+
+
+def _original(value: Any) -> types.FunctionType | None:
+    """The pynvml function behind `value`, which another library may have replaced by a wrapper of its own."""
+    for _ in range(8):
+        if not isinstance(value, types.FunctionType):
+            return None
+        if value.__globals__ is _PYNVML:
+            return value
+        value = getattr(value, "__wrapped__", None)
+    return None
+
+
+def _rebind(
+    function: types.FunctionType, scope: dict[str, Any], done: dict[int, types.FunctionType]
+) -> types.FunctionType:
+    """`function` over `scope` as its globals; what it closes over (pynvml's decorators do) too."""
+    known = done.get(id(function))
+    if known is not None:
+        return known
+    closure = None
+    if function.__closure__ is not None:
+        cells = []
+        for cell in function.__closure__:
+            inner = _original(cell.cell_contents)
+            cells.append(cell if inner is None else types.CellType(_rebind(inner, scope, done)))
+        closure = tuple(cells)
+    rebound = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
+    rebound.__kwdefaults__ = function.__kwdefaults__
+    rebound.__doc__ = function.__doc__
+    rebound.__module__ = function.__module__
+    rebound.__qualname__ = function.__qualname__
+    rebound.__dict__.update({key: value for key, value in function.__dict__.items() if key != "__wrapped__"})
+    done[id(function)] = rebound
+    return rebound
+
+
+def namespace(library: Library, session: object) -> types.ModuleType:
+    """The pynvml API, its functions bound to `library`; ``session`` in it is the session."""
+    module = types.ModuleType("nvsandbox.nvml", "The pynvml API, bound to a sandbox.")
+    scope = module.__dict__
+    own = {name: value for name, value in scope.items() if name.startswith("__")}
+    scope.update(_PYNVML)
+    scope.update(own)
+    scope["nvmlLib"] = library
+    scope["libLoadLock"] = threading.Lock()
+    scope["_nvmlLib_refcount"] = 0
+    scope["_nvmlGetFunctionPointer_cache"] = {}
+    done: dict[int, types.FunctionType] = {}
+    for name, value in _PYNVML.items():
+        function = _original(value)
+        if function is not None:
+            scope[name] = _rebind(function, scope, done)
+    scope["session"] = session
+    return module

@@ -1,0 +1,523 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ctypes arguments to frames, and replies back into them.
+
+pynvml hands ctypes objects to NVML's functions. Everything that a frame must say (how large a pointee is, where in it
+handles, pointers and strings lie) can be read off their types, so there is no list of functions here. The layout of
+frames is csrc/protocol.h.
+
+How ctypes converts an argument for a function without ``argtypes`` is copied exactly: None is NULL, an int is a C
+int, bytes are a pointer to themselves, byref(x) and arrays are pointers to their memory. What ctypes refuses is
+refused with its own error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvsandbox._core import lib
+
+_HEADER = struct.Struct("=6I")
+_ARG = struct.Struct("=IIQ")
+_RELOC = struct.Struct("=6I")
+_REPLY = struct.Struct("=IIIIQQ")
+_U64 = struct.Struct("=Q")
+
+ARGS_MAX: int = lib.NVS_ARGS_MAX
+ALIGN: int = lib.NVS_DATA_ALIGN
+FRAME_MAX: int = lib.NVS_FRAME_MAX
+REQUEST_SIZE = _HEADER.size + ARGS_MAX * _ARG.size
+REPLY_SIZE = _REPLY.size
+
+_VALUE: int = lib.NVS_ARG_VALUE
+_DATA: int = lib.NVS_ARG_DATA
+_HANDLE: int = lib.NVS_ARG_HANDLE
+_RELOC_HANDLE: int = lib.NVS_RELOC_HANDLE
+_RELOC_POINTER: int = lib.NVS_RELOC_POINTER
+_RELOC_STRING: int = lib.NVS_RELOC_STRING
+_STRING_OUT = 1 << 63  # NVS_STRING_OUT
+
+_SimpleType: Any = ctypes.c_int.__mro__[1]  # ctypes._SimpleCData
+_PointerType: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]  # ctypes._Pointer
+_ByrefType: Any = type(ctypes.byref(ctypes.c_int()))
+_CData: Any = _SimpleType.__mro__[1]
+
+# A C function that takes anything and does nothing with it: called with arguments that this module cannot convert, so
+# that ctypes itself raises what it would have raised.
+_probe = ctypes.CDLL(None).getppid
+
+# ---- what a type says about its memory -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` places, the first at `offset`, each `stride` bytes after the one before."""
+
+    offset: int
+    count: int
+    stride: int
+
+    def places(self) -> Iterator[int]:
+        return iter(range(self.offset, self.offset + self.count * self.stride, self.stride))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where handles (with their kind), pointers (with the type that they point to) and C strings lie in a type's
+    memory."""
+
+    handles: tuple[tuple[Run, int], ...] = ()
+    pointers: tuple[tuple[Run, Any], ...] = ()
+    strings: tuple[Run, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        return not (self.handles or self.pointers or self.strings)
+
+
+_PLAIN = Layout()
+_layouts: dict[Any, Layout] = {}
+_kinds: dict[str, int] = {}
+_kinds_lock = threading.Lock()
+
+
+def is_opaque(pointer_type: Any) -> bool:
+    """Whether this POINTER type is an NVML handle: it points to a structure without fields."""
+    target = pointer_type._type_
+    return isinstance(target, type) and issubclass(target, ctypes.Structure) and ctypes.sizeof(target) == 0
+
+
+def handle_kind(pointer_type: Any) -> int:
+    """The number that stands for this handle type in tokens, 1 to 255."""
+    name = pointer_type._type_.__name__
+    kind = _kinds.get(name)
+    if kind is None:
+        with _kinds_lock:
+            kind = _kinds.setdefault(name, len(_kinds) + 1)
+        if kind > 255:
+            raise TypeError(f"{name}: more than 255 kinds of NVML handles")
+    return kind
+
+
+def _repeat(run: Run, offset: int, count: int, stride: int) -> list[Run]:
+    """`run`, found in an element, for `count` elements that are `stride` apart, the first at `offset`."""
+    if count == 1:
+        return [Run(offset + run.offset, run.count, run.stride)]
+    if run.count == 1:
+        return [Run(offset + run.offset, count, stride)]
+    if run.stride * run.count == stride:  # an array of arrays: one long one
+        return [Run(offset + run.offset, count * run.count, run.stride)]
+    # Whichever way needs fewer runs.
+    if run.count < count:
+        return [Run(offset + place, count, stride) for place in run.places()]
+    return [Run(offset + i * stride + run.offset, run.count, run.stride) for i in range(count)]
+
+
+def layout_of(ctype: Any) -> Layout:
+    """The layout of a ctypes type; made once for each type."""
+    layout = _layouts.get(ctype)
+    if layout is None:
+        layout = _layouts[ctype] = _make_layout(ctype)
+    return layout
+
+
+def _make_layout(ctype: Any) -> Layout:
+    if issubclass(ctype, ctypes.Array):
+        return array_layout(ctype._type_, ctype._length_)
+    if issubclass(ctype, ctypes.Structure | ctypes.Union):
+        handles: list[tuple[Run, int]] = []
+        pointers: list[tuple[Run, Any]] = []
+        strings: list[Run] = []
+        # Base classes' fields are part of the structure.
+        for base in reversed(ctype.__mro__):
+            for entry in base.__dict__.get("_fields_", ()):
+                offset = getattr(ctype, entry[0]).offset
+                inner = layout_of(entry[1])
+                handles += [(r, kind) for run, kind in inner.handles for r in _repeat(run, offset, 1, 0)]
+                pointers += [(r, target) for run, target in inner.pointers for r in _repeat(run, offset, 1, 0)]
+                strings += [r for run in inner.strings for r in _repeat(run, offset, 1, 0)]
+        if handles or pointers or strings:
+            return Layout(tuple(handles), tuple(pointers), tuple(strings))
+        return _PLAIN
+    if issubclass(ctype, _PointerType):
+        one = Run(0, 1, 8)
+        return (
+            Layout(handles=((one, handle_kind(ctype)),))
+            if is_opaque(ctype)
+            else Layout(pointers=((one, ctype._type_),))
+        )
+    if issubclass(ctype, ctypes.c_char_p):
+        return Layout(strings=(Run(0, 1, 8),))
+    if issubclass(ctype, ctypes.c_void_p):
+        return Layout(pointers=((Run(0, 1, 8), ctypes.c_ubyte),))
+    return _PLAIN
+
+
+def array_layout(element: Any, count: int) -> Layout:
+    """The layout of `count` elements of a type, one behind the other."""
+    inner = layout_of(element)
+    if inner.plain or count == 0:
+        return _PLAIN
+    size = ctypes.sizeof(element)
+    return Layout(
+        tuple((r, kind) for run, kind in inner.handles for r in _repeat(run, 0, count, size)),
+        tuple((r, target) for run, target in inner.pointers for r in _repeat(run, 0, count, size)),
+        tuple(r for run in inner.strings for r in _repeat(run, 0, count, size)),
+    )
+
+
+# ---- how much memory is behind a pointer -----------------------------------------------------------------------
+
+
+def _reachable(root: Any) -> list[Any]:
+    """The ctypes objects that `root` keeps alive, itself included: whoever put a pointer into it."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting and len(seen) < 100_000:
+        item = waiting.pop()
+        if item is None or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, tuple | list):
+            waiting += item
+        elif isinstance(item, _ByrefType):
+            waiting.append(item._obj)
+        elif isinstance(item, _CData):
+            found.append(item)
+            waiting += (item._b_base_, item._objects)
+    return found
+
+
+_COUNT_NAME = re.compile(r"count|num|size|entries", re.IGNORECASE)
+
+
+def _told_count(ctype: Any, address: int, offset: int, element: Any) -> int:
+    """How many elements a structure says are behind its pointer at `offset`, by the convention of NVML's structures:
+    one integer field of it is a count or size. 1 where that is not so.
+
+    Only for pointers whose memory no ctypes object is known to own, such as one that NVML itself returned.
+    """
+    if not issubclass(ctype, ctypes.Structure):
+        return 1
+    numbers = []
+    for entry in getattr(ctype, "_fields_", ()):
+        name: str = entry[0]
+        kind: Any = entry[1]
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, _SimpleType)
+            and kind._type_ in "IiLlQqHhBb"
+            and _COUNT_NAME.search(name)
+        ):
+            numbers.append(kind.from_address(address + getattr(ctype, name).offset).value)
+    if len(numbers) != 1:
+        return 1
+    return max(1, min(int(numbers[0]), FRAME_MAX // max(1, ctypes.sizeof(element))))
+
+
+def wait_milliseconds(arguments: tuple[Any, ...]) -> int:
+    """The timeout in milliseconds that an event wait's arguments hold: a field of that name, or the last integer."""
+    for argument in reversed(arguments):
+        target = getattr(argument, "_obj", argument)
+        if isinstance(target, ctypes.Structure):
+            for name in ("timeoutms", "timeoutMs", "timeout"):
+                if hasattr(target, name):
+                    return int(getattr(target, name))
+        elif isinstance(target, int):
+            return target & 0xFFFFFFFF
+        elif isinstance(target, ctypes.c_uint | ctypes.c_int) and target is argument:
+            return target.value & 0xFFFFFFFF
+    return 0
+
+
+# The C strings that NVML put into structures of the caller's, such as the names of GPM metrics. They are constants of
+# the library, and must stay where they are as long as any structure points to them: for good.
+_strings: dict[bytes, Any] = {}
+_STRINGS_MAX = 65536
+
+
+def _intern(text: bytes) -> int:
+    buffer = _strings.get(text)
+    if buffer is None:
+        if len(_strings) >= _STRINGS_MAX:
+            raise BrokenReply("more strings than any NVML has")
+        buffer = _strings.setdefault(text, ctypes.create_string_buffer(text))
+    return ctypes.addressof(buffer)
+
+
+# ---- a call ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Segment:
+    offset: int  # in the data
+    address: int  # in this process, 0 where nothing is to be copied back
+    size: int
+    handles: list[tuple[Run, int]] = field(default_factory=list)
+    # places whose content must not be copied back as it is: (offset in the segment, what the caller had there, what
+    # was sent)
+    pointers: list[tuple[int, int, int]] = field(default_factory=list)
+    strings: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class Call:
+    """One call: its frame, and where the parts of the reply go."""
+
+    __slots__ = ("_args", "_data", "_keep", "_owners", "_relocs", "_roots", "_segments", "flags", "name")
+
+    def __init__(self, name: str, arguments: tuple[Any, ...], flags: int = 0) -> None:
+        self.name = name
+        self.flags = flags
+        self._args: list[tuple[int, int, int]] = []
+        self._relocs: list[tuple[int, int, int, int, int, int]] = []
+        self._segments: list[_Segment] = []
+        self._data = bytearray()
+        self._keep: list[Any] = []
+        self._owners: list[tuple[int, int]] | None = None
+        self._roots = arguments
+        if len(arguments) > ARGS_MAX:
+            raise TypeError(f"{name}: {len(arguments)} arguments; no NVML function takes more than {ARGS_MAX}")
+        for position, argument in enumerate(arguments, 1):
+            self._args.append(self._argument(position, argument))
+
+    # -- arguments
+
+    def _argument(self, position: int, argument: Any) -> tuple[int, int, int]:
+        if argument is None:
+            return _VALUE, 0, 0
+        kind = type(argument)
+        if kind is _ByrefType:
+            return self._byref(position, argument)
+        if isinstance(argument, int):
+            return _VALUE, 0, self._integer(argument)
+        if isinstance(argument, _PointerType):
+            value = ctypes.c_void_p.from_buffer(argument).value or 0
+            if is_opaque(kind):
+                return _HANDLE, handle_kind(kind), value
+            return self._pointed(value, kind._type_, 1)
+        if isinstance(argument, ctypes.Array):
+            return self._memory(ctypes.addressof(argument), kind, ctypes.sizeof(argument))
+        if isinstance(argument, _SimpleType):
+            return self._simple(position, argument)
+        if isinstance(argument, bytes):
+            return self._bytes(argument + b"\0")
+        if isinstance(argument, str):
+            return self._bytes(bytes(ctypes.create_unicode_buffer(argument)))
+        if isinstance(argument, ctypes.Structure | ctypes.Union):
+            raise TypeError(
+                f"{self.name}: argument {position} is a {kind.__name__} by value; NVML takes pointers: pass byref(…)"
+            )
+        stand_in = getattr(argument, "_as_parameter_", None)
+        if stand_in is not None:
+            return self._argument(position, stand_in)
+        self._refused(position, argument)
+        raise AssertionError("ctypes took what it refuses")
+
+    def _refused(self, position: int, argument: Any) -> None:
+        _probe(*[None] * (position - 1), argument)
+
+    def _integer(self, argument: int) -> int:
+        if not -(1 << 63) <= argument < 1 << 64:
+            _probe(*[None] * len(self._args), argument)  # raises
+        low = argument & 0xFFFFFFFF
+        return low if low < 1 << 31 else low | 0xFFFFFFFF00000000
+
+    def _simple(self, position: int, argument: Any) -> tuple[int, int, int]:
+        code = argument._type_
+        if code in "bhilq":
+            return _VALUE, 0, argument.value & 0xFFFFFFFFFFFFFFFF
+        if code in "BHILQ?":
+            return _VALUE, 0, int(argument.value)
+        if code == "c":
+            return _VALUE, 0, argument.value[0]
+        if code == "z":
+            return (_VALUE, 0, 0) if argument.value is None else self._bytes(argument.value + b"\0")
+        if code == "P":
+            value = argument.value or 0
+            owned = self._owned(value) if value else 0
+            if value and not owned:
+                raise TypeError(
+                    f"{self.name}: argument {position} is a c_void_p to memory of unknown size: pass the object itself"
+                )
+            return (_VALUE, 0, 0) if not value else self._memory(value, ctypes.c_ubyte * owned, owned)
+        raise TypeError(f"{self.name}: argument {position}: NVML takes no {type(argument).__name__} by value")
+
+    def _byref(self, position: int, argument: Any) -> tuple[int, int, int]:
+        obj = argument._obj
+        address = ctypes.addressof(obj)
+        value = ctypes.cast(argument, ctypes.c_void_p).value or 0
+        if value == address:
+            return self._memory(address, type(obj), ctypes.sizeof(obj))
+        # byref(obj, offset): what follows the offset, as bytes
+        size = address + ctypes.sizeof(obj) - value
+        if size <= 0 or value < address or not layout_of(type(obj)).plain:
+            raise TypeError(
+                f"{self.name}: argument {position}: byref() with an offset outside of the object, or into one with pointers"
+            )
+        return self._memory(value, ctypes.c_ubyte * size, size)
+
+    # -- memory
+
+    def _pointed(self, address: int, element: Any, fallback: int) -> tuple[int, int, int]:
+        if address == 0:
+            return _VALUE, 0, 0
+        size = ctypes.sizeof(element)
+        owned = self._owned(address)
+        count = owned // size if owned >= size else fallback
+        return self._memory(address, element * count, size * count)
+
+    def _owned(self, address: int) -> int:
+        """How many bytes from `address` on belong to an object that the call's arguments keep alive; 0 if to none."""
+        if self._owners is None:
+            self._owners = [
+                (start, start + ctypes.sizeof(item))
+                for item in _reachable(self._roots)
+                if (start := ctypes.addressof(item)) or True
+            ]
+        return max((end - address for start, end in self._owners if start <= address < end), default=0)
+
+    def _bytes(self, content: bytes) -> tuple[int, int, int]:
+        """Input only: the memory of bytes and str objects is not NVML's to write to."""
+        return _DATA, 0, self._append(content)
+
+    def _append(self, content: Any) -> int:
+        data = self._data
+        if len(data) % ALIGN:
+            data.extend(bytes(-len(data) % ALIGN))
+        offset = len(data)
+        data += content
+        if len(data) > FRAME_MAX - (1 << 20):
+            raise ValueError(f"{self.name}: more than {FRAME_MAX >> 20} MiB of arguments")
+        return offset
+
+    def _memory(self, address: int, ctype: Any, size: int) -> tuple[int, int, int]:
+        return _DATA, 0, self._segment(address, ctype, size)
+
+    def _segment(self, address: int, ctype: Any, size: int) -> int:
+        """The offset in the data of `size` bytes at `address`, which are a `ctype`."""
+        for known in self._segments:
+            if known.address == address and known.size >= size and known.size:
+                return known.offset  # passed twice: one memory there too
+        segment = _Segment(self._append(ctypes.string_at(address, size)), address, size)
+        self._segments.append(segment)
+        layout = layout_of(ctype) if not issubclass(ctype, ctypes.Array) else array_layout(ctype._type_, ctype._length_)
+        if layout.plain:
+            return segment.offset
+        for run, kind in layout.handles:
+            self._relocate(_RELOC_HANDLE, kind, segment, run)
+            segment.handles.append((run, kind))
+        for run, target in layout.pointers:
+            for place in run.places():
+                value = _U64.unpack_from(self._data, segment.offset + place)[0]
+                sent = 0
+                if value and ctypes.sizeof(target):
+                    told = _told_count(ctype, address, place, target)
+                    sent = self._pointed(value, target, told)[2] + 1
+                _U64.pack_into(self._data, segment.offset + place, sent)
+                segment.pointers.append((place, value, sent))
+            self._relocate(_RELOC_POINTER, 0, segment, run)
+        for run in layout.strings:
+            for place in run.places():
+                value = _U64.unpack_from(self._data, segment.offset + place)[0]
+                sent = self._append(ctypes.string_at(value) + b"\0") + 1 if value else 0
+                _U64.pack_into(self._data, segment.offset + place, sent)
+                segment.strings.append((place, value, sent))
+            self._relocate(_RELOC_STRING, 0, segment, run)
+        return segment.offset
+
+    def _relocate(self, kind: int, handle: int, segment: _Segment, run: Run) -> None:
+        self._relocs.append((kind, handle, segment.offset + run.offset, run.count, run.stride, 0))
+        if len(self._relocs) > lib.NVS_RELOCS_MAX:
+            raise ValueError(f"{self.name}: arguments with more than {lib.NVS_RELOCS_MAX} groups of pointers")
+
+    # -- frames
+
+    def frame(self, function: int) -> bytearray:
+        """The request frame, for the function with this index in the worker."""
+        out = bytearray(
+            _HEADER.pack(lib.NVS_OP_CALL, function, self.flags, len(self._args), len(self._relocs), len(self._data))
+        )
+        for argument in self._args:
+            out += _ARG.pack(*argument)
+        out += bytes((ARGS_MAX - len(self._args)) * _ARG.size)
+        for reloc in self._relocs:
+            out += _RELOC.pack(*reloc)
+        out += bytes(-len(out) % ALIGN)
+        out += self._data
+        return out
+
+    def accept(self, reply: Reply) -> None:
+        """Copies a reply's data into the caller's objects."""
+        data = reply.data
+        if len(data) != len(self._data):
+            raise BrokenReply(f"{self.name}: {len(data)} bytes of data for {len(self._data)}")
+        for segment in self._segments:
+            if segment.pointers or segment.strings:
+                piece = bytearray(data[segment.offset : segment.offset + segment.size])
+                for place, value, _ in segment.pointers:
+                    _U64.pack_into(piece, place, value)
+                for place, value, sent in segment.strings:
+                    got = _U64.unpack_from(piece, place)[0]
+                    if got == sent:
+                        here = value
+                    elif got & _STRING_OUT:
+                        here = _intern(reply.string(got & ~_STRING_OUT))
+                    elif got == 0:
+                        here = 0
+                    else:
+                        raise BrokenReply(f"{self.name}: a string at {got:#x}")
+                    _U64.pack_into(piece, place, here)
+                ctypes.memmove(segment.address, bytes(piece), segment.size)
+            elif segment.size:
+                ctypes.memmove(
+                    segment.address, bytes(data[segment.offset : segment.offset + segment.size]), segment.size
+                )
+
+
+class BrokenReply(Exception):
+    """The worker answered what no worker answers."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that was found to be well-formed."""
+
+    status: int
+    index: int
+    result: int
+    data: memoryview
+    strings: bytes
+
+    def string(self, offset: int) -> bytes:
+        end = self.strings.find(b"\0", offset)
+        if offset >= len(self.strings) or end < 0:
+            raise BrokenReply(f"a string at {offset} of {len(self.strings)} bytes")
+        return self.strings[offset:end]
+
+
+def parse_reply(reply: memoryview) -> Reply:
+    """Takes a reply apart. `reply` is this process's own copy of what the worker wrote."""
+    if len(reply) < REPLY_SIZE:
+        raise BrokenReply(f"a reply of {len(reply)} bytes")
+    status, data_len, strings_len, index, result, _ = _REPLY.unpack_from(reply)
+    if REPLY_SIZE + data_len + strings_len != len(reply):
+        raise BrokenReply(f"a reply of {len(reply)} bytes that says {data_len} + {strings_len}")
+    end = REPLY_SIZE + data_len
+    return Reply(status, index, result, reply[REPLY_SIZE:end], bytes(reply[end : end + strings_len]))
+
+
+def resolve_frame(name: str) -> bytearray:
+    """The request for the index of a symbol."""
+    text = name.encode("ascii") + b"\0"
+    out = bytearray(_HEADER.pack(lib.NVS_OP_RESOLVE, 0, 0, 0, 0, len(text)))
+    out += bytes(ARGS_MAX * _ARG.size)
+    out += bytes(-len(out) % ALIGN)
+    return out + text

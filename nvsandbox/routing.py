@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sending plain ``pynvml`` calls to a sandbox while a block is open.
+
+pynvml's functions all get NVML's symbols by ``_nvmlGetFunctionPointer``, which third-party code wraps and copies
+(gpustat, nvitop) and which itself goes to the globals ``_nvmlGetFunctionPointer_cache`` and ``nvmlLib``. So these two
+are what is exchanged, never a function: code that has already imported pynvml's functions, or wrapped them, goes to
+the sandbox too.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pynvml
+
+from nvsandbox.bindings import Library
+
+_PYNVML = vars(pynvml)
+_CACHE = "_nvmlGetFunctionPointer_cache"
+
+
+class _Cache(dict[str, Any]):
+    """Takes the place of pynvml's cache of function pointers for good, once a block was open.
+
+    For good, since another thread may stand between pynvml's ``name in cache`` and its ``cache[name]`` when a block
+    opens or closes; an exchanged dictionary would make that a KeyError. Without an open block it is pynvml's cache
+    and nothing more.
+    """
+
+    def __contains__(self, name: object) -> bool:
+        # Not while a block is open: pynvml then asks nvmlLib, and turns an AttributeError into FunctionNotFound.
+        return not _routes and super().__contains__(name)
+
+    def __getitem__(self, name: str) -> Any:
+        route = _routes[-1] if _routes else None
+        if route is not None:
+            return route.library[name]
+        try:
+            return super().__getitem__(name)
+        except KeyError:
+            return getattr(_PYNVML["nvmlLib"], name)
+
+    def __setitem__(self, name: str, function: Any) -> None:
+        # pynvml fills the cache with what it found in nvmlLib. What it found in a sandbox is not to outlive the block.
+        if not isinstance(getattr(function, "_library", None), Library):
+            super().__setitem__(name, function)
+
+
+class Route:
+    """Plain pynvml calls go to `library` from :meth:`open` on until :meth:`close`, unless a later route is open."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._refcount = 0
+
+    def open(self) -> None:
+        with _lock:
+            _leave()
+            _routes.append(self)
+            _enter()
+
+    def close(self) -> None:
+        with _lock:
+            if self in _routes:
+                _leave()
+                _routes.remove(self)
+                _enter()
+
+
+# pynvml is one for the process, and so is where its calls go.
+_lock = threading.RLock()
+_routes: list[Route] = []
+_direct: tuple[Any, int] = (None, 0)
+
+
+def _leave() -> None:
+    """Takes pynvml's state away for whoever has it now."""
+    global _direct
+    if not isinstance(_PYNVML.get(_CACHE), _Cache):
+        _PYNVML[_CACHE] = _Cache(_PYNVML.get(_CACHE) or {})
+    if _routes:
+        _routes[-1]._refcount = _PYNVML.get("_nvmlLib_refcount", 0)
+    else:
+        _direct = (_PYNVML.get("nvmlLib"), _PYNVML.get("_nvmlLib_refcount", 0))
+
+
+def _enter() -> None:
+    """Puts the state of the last route, or of direct use, in place."""
+    if _routes:
+        _PYNVML["nvmlLib"] = _routes[-1].library
+        _PYNVML["_nvmlLib_refcount"] = _routes[-1]._refcount
+    else:
+        _PYNVML["nvmlLib"], _PYNVML["_nvmlLib_refcount"] = _direct

@@ -1,0 +1,678 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker process: its start, the proof that it is isolated, calls to it, and its end.
+
+The order of messages is that of csrc/protocol.h; the partner of this file is csrc/worker/main.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvsandbox import isolation as ladder
+from nvsandbox import marshal, roots, simulate
+from nvsandbox._core import ffi, lib
+from nvsandbox.errors import CallTimeout, LibraryNotFound, SandboxError, SandboxStartError, WorkerDied
+from nvsandbox.options import Options
+
+_log = logging.getLogger("nvsandbox")
+
+PROGRAM = Path(__file__).parent / "nvsandbox-worker"
+
+START_LIMIT = 60.0
+"""Seconds that a start may take. With eight GPUs and no persistence mode NVML's initialisation takes over ten."""
+
+_SLICE_NS = 20_000_000  # how long a wait goes before it looks whether the worker still lives
+_STOP_LIMIT = 3.0  # from STOP to SIGTERM
+_TERM_LIMIT = 3.0  # from SIGTERM to SIGKILL
+_KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up
+
+_TOO_LARGE = int(lib.NVS_STATUS_TOO_LARGE).to_bytes(4, sys.byteorder)
+
+
+def _text(chars: Any) -> str:
+    value: bytes = ffi.string(chars)
+    return value.decode("utf-8", "replace")
+
+
+def _error(error: Any) -> SandboxStartError:
+    step = _text(lib.nvs_core_step_name(error.step))
+    return SandboxStartError(step, int(error.err), _text(error.path), _text(error.detail))
+
+
+def _environment(simulated: str | None) -> list[bytes]:
+    """The worker's environment: the caller's, less what would have the loader put other code into it."""
+    kept = []
+    for name, value in os.environb.items():
+        # LD_LIBRARY_PATH is looked through last (roots.py): the CUDA toolkit's stub library often stands in it.
+        if name.startswith((b"LD_", b"NVSANDBOX_SIM")):
+            continue
+        kept.append(name + b"=" + value)
+    if simulated is not None:
+        kept.append(b"NVSANDBOX_SIM=" + simulated.encode())
+    return kept
+
+
+class _Lane:
+    """A thread's shared memory channel.
+
+    `busy` is held during an exchange, so that nobody unmaps the memory under it.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.busy = threading.Lock()
+        self._pid = os.getpid()
+        error = ffi.new("struct nvs_error *")
+        fd = ffi.new("int32_t *")
+        lane = lib.nvs_lane_new(fd, error)
+        if not lane:
+            raise _error(error)
+        self._lane = lane
+        try:
+            worker.open_channel(lib.NVS_CHANNEL_LANE, fd[0], lib.NVS_LANE_SIZE)
+        except BaseException:
+            self.close()
+            raise
+        lib.nvs_lane_sent(lane)
+        self._capacity: int = lib.NVS_LANE_FRAME
+        self._reply = bytearray(self._capacity)
+        self._reply_c = ffi.from_buffer(self._reply)
+        self._length = ffi.new("uint32_t *")
+
+    def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview | None:
+        """The reply to `frame`, or None where one of the two is too large for a lane. `wait` is called between waits
+        and may raise."""
+        if len(frame) > self._capacity:
+            return None
+        if self._lane is None:
+            raise marshal.BrokenReply("a channel that was closed")
+        status = lib.nvs_lane_call(
+            self._lane, ffi.from_buffer(frame), len(frame), _SLICE_NS, self._reply_c, self._capacity, self._length
+        )
+        while status == lib.NVS_WAIT_PENDING:
+            wait()
+            status = lib.nvs_lane_wait(self._lane, _SLICE_NS, self._reply_c, self._capacity, self._length)
+        if status != lib.NVS_WAIT_DONE:
+            raise marshal.BrokenReply("a reply that is larger than its lane")
+        return memoryview(self._reply)[: self._length[0]]
+
+    def close(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lib.nvs_lane_free(lane, os.getpid() != self._pid)
+
+
+class _Pipe:
+    """A thread's socket channel: any size, and some tens of microseconds slower."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.busy = threading.Lock()
+        self._worker = weakref.proxy(worker)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = ours
+        with theirs:
+            try:
+                worker.open_channel(lib.NVS_CHANNEL_PIPE, theirs.fileno(), 0)
+            except BaseException:
+                ours.close()
+                raise
+        ours.settimeout(_SLICE_NS / 1e9)
+
+    def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview:
+        # One sendall() would lose count of what was sent when it times out, so piece by piece.
+        out = memoryview(len(frame).to_bytes(4, sys.byteorder) + frame)
+        while out:
+            try:
+                out = out[self._socket.send(out) :]
+            except TimeoutError:
+                wait()
+            except OSError as error:
+                self._gone(wait, error)
+        size = int.from_bytes(self._receive(4, wait), sys.byteorder)
+        if size > lib.NVS_FRAME_MAX:
+            raise marshal.BrokenReply(f"a reply of {size} bytes")
+        return memoryview(self._receive(size, wait))
+
+    def _receive(self, size: int, wait: Callable[[], None]) -> bytearray:
+        buffer = bytearray(size)
+        rest = memoryview(buffer)
+        while rest:
+            try:
+                count = self._socket.recv_into(rest)
+            except TimeoutError:
+                wait()
+                continue
+            except OSError as error:
+                self._gone(wait, error)
+                continue
+            if count == 0:
+                self._gone(wait, None)
+            rest = rest[count:]
+        return buffer
+
+    def _gone(self, wait: Callable[[], None], error: OSError | None) -> None:
+        # The socket closes a moment before the process can be reaped, and only then is its status known.
+        self._worker.wait_ended(1.0)
+        wait()
+        raise marshal.BrokenReply("the worker closed a channel") from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Channels(threading.local):
+    """Each thread's own channels. They are closed when the thread ends, for its locals end with it."""
+
+    def __init__(self) -> None:
+        self.lane: _Holder | None = None
+        self.pipe: _Holder | None = None
+
+
+class _Holder:
+    """Closes a channel when nothing holds it any more."""
+
+    def __init__(self, worker: Worker, channel: _Lane | _Pipe) -> None:
+        self.channel = channel
+        self._worker = weakref.ref(worker)
+
+    def close(self) -> None:
+        worker = self._worker()
+        if worker is not None:
+            worker.forget(self.channel)
+        self.channel.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+
+class Worker:
+    """A running worker process.
+
+    Raises, from the constructor: SandboxStartError, LibraryNotFound.
+    """
+
+    def __init__(self, options: Options, isolation: str) -> None:
+        self.options = options
+        self.isolation = isolation
+        self.owner = os.getpid()
+        self.init_result = 0
+        self.library = ""
+        self.step_ns: dict[str, int] = {}
+        self._functions: dict[str, int | None] = {}
+        self._channels = _Channels()
+        self._open: set[_Lane | _Pipe] = set()
+        # Reentrant: a signal handler of the caller's may run, and call NVML, while its thread holds one of them.
+        self._control_lock = threading.RLock()
+        self._state_lock = threading.RLock()
+        self._answered: set[int] = set()
+        self._death: tuple[int | None, int | None, str] | None = None
+        self._stopping = False
+        self._next_id = 0
+
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        try:
+            with theirs:
+                self.pid = self._spawn(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        self._pidfd = self._open_pidfd()
+        try:
+            self._start()
+        except BaseException as error:
+            # What a half-started worker died of is the better message, if it sent none.
+            self.stop(grace=not isinstance(error, SandboxStartError) or error.step != "start")
+            raise
+
+    # ---- start
+
+    def _spawn(self, control: int) -> int:
+        environment = _environment(self.options.simulate)
+        keep = [ffi.new("char[]", entry) for entry in environment]
+        envp = ffi.new("char *[]", [*keep, ffi.NULL])
+        pid = ffi.new("int32_t *")
+        error = ffi.new("struct nvs_error *")
+        if lib.nvs_spawn(os.fsencode(PROGRAM), envp, control, pid, error) != 0:
+            raise _error(error)
+        return int(pid[0])
+
+    def _open_pidfd(self) -> int | None:
+        try:
+            return os.pidfd_open(self.pid)
+        except (OSError, AttributeError):  # Linux before 5.3, or refused by a container's seccomp profile
+            return None
+
+    def _start(self) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        self._send(self._start_message())
+        report = self._receive(lib.NVS_MSG_ISOLATED, deadline, "isolating itself")
+        self._verify(report)
+        self._send(bytes(ffi.buffer(ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_GO]))))
+        report = self._receive(lib.NVS_MSG_READY, deadline, "loading and initialising NVML")
+        self.init_result = int(report.init_result)
+        self.library = _text(report.library)
+        self.step_ns = {
+            _text(lib.nvs_core_step_name(step)): int(report.step_ns[step])
+            for step in range(1, lib.NVS_STEP_COUNT)
+            if report.step_ns[step]
+        }
+
+    def _libraries(self) -> list[str]:
+        options = self.options
+        if options.simulate is not None:
+            return [str(simulate.parse(options.simulate).library)]
+        if options.library is not None:
+            return [options.library]
+        found, looked = roots.library_candidates(options.driver_root)
+        if not found:
+            raise LibraryNotFound(
+                errno.ENOENT,
+                options.driver_root,
+                f"none was found under driver_root={options.driver_root!r}; is NVIDIA's driver installed there?",
+                tuple(f"{path}: does not exist" for path in looked),
+            )
+        return found
+
+    def _device_minors(self) -> list[int] | None:
+        options = self.options
+        if options.devices is None:
+            return None
+        minors = []
+        for device in options.devices:
+            if isinstance(device, int):
+                minors.append(device)
+                continue
+            minor = roots.device_minor(device)
+            if minor is None:
+                raise SandboxStartError(
+                    "devices",
+                    errno.ENODEV,
+                    "/proc/driver/nvidia/gpus",
+                    f"devices names {device!r}, which the driver does not list; minor numbers (0 for /dev/nvidia0) "
+                    f"always work",
+                )
+            minors.append(minor)
+        return minors
+
+    def _start_message(self) -> bytes:
+        options = self.options
+        libraries = self._libraries()
+        minors = self._device_minors()
+        strings = b"".join(
+            os.fsencode(text) + b"\0"
+            for text in (
+                options.driver_root,
+                roots.dev_folder(options.driver_root, options.dev_root),
+                options.simulate or "",
+                *libraries,
+            )
+        )
+        start = ffi.new("struct nvs_start *")
+        start.message.magic = lib.NVS_MAGIC
+        start.message.type = lib.NVS_MSG_START
+        start.protocol = lib.NVS_PROTOCOL_VERSION
+        start.build = ffi.string(lib.nvs_core_version())
+        start.isolation = ladder.CODES[self.isolation]
+        start.flags = (
+            (lib.NVS_START_PRIVILEGED if options.privileged else 0)
+            | (lib.NVS_START_SIMULATED if options.simulate is not None else 0)
+            | (lib.NVS_START_VERBOSE if os.environ.get("NVSANDBOX_DEBUG") else 0)
+            | (lib.NVS_START_DEVICES if minors is not None else 0)
+        )
+        start.devices_count = len(minors or ())
+        for index, minor in enumerate(minors or ()):
+            start.device_minors[index] = minor
+        start.libraries_count = len(libraries)
+        start.strings_len = len(strings)
+        return bytes(ffi.buffer(start)) + strings
+
+    def _verify(self, report: Any) -> None:
+        """The parent's own proof of the isolation, from the kernel and not from the worker: another mount namespace
+        than ours, and a tmpfs on its /dev."""
+        if self.isolation == "guard":
+            if report.seccomp_mode != 2 or report.no_new_privs != 1:
+                raise SandboxStartError("verification", 0, "", "the worker runs without seccomp or no_new_privs")
+            return
+        try:
+            theirs = os.stat(f"/proc/{self.pid}/ns/mnt")
+            ours = os.stat("/proc/self/ns/mnt")
+            type_ = self._dev_type()
+        except OSError as error:
+            raise SandboxStartError(
+                "verification",
+                error.errno or 0,
+                error.filename or "",
+                "cannot see whether the worker is isolated; /proc must be mounted",
+            ) from error
+        if (theirs.st_ino, theirs.st_dev) == (ours.st_ino, ours.st_dev):
+            raise SandboxStartError(
+                "verification", 0, f"/proc/{self.pid}/ns/mnt", "the worker is in this process's mount namespace"
+            )
+        if type_ != "tmpfs":
+            raise SandboxStartError(
+                "verification", 0, f"/proc/{self.pid}/mountinfo", f"the worker's /dev is {type_}, not a tmpfs"
+            )
+
+    def _dev_type(self) -> str:
+        """What is mounted last on the worker's /dev."""
+        type_ = "not a mount of its own"
+        with open(f"/proc/{self.pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                fields, _, rest = line.partition(" - ")
+                if fields.split(" ")[4] == "/dev":
+                    type_ = rest.split(" ", 1)[0]
+        return type_
+
+    # ---- control messages
+
+    def _send(self, message: bytes, fd: int | None = None) -> None:
+        try:
+            if fd is None:
+                self._control.send(message)
+            else:
+                socket.send_fds(self._control, [message], [fd])
+        except OSError as error:
+            if not self.wait_ended(1.0):
+                raise SandboxStartError("control", error.errno or 0, "", "sending to the worker") from error
+            # Its own last words tell more than our EPIPE: the reading of the answer finds them.
+
+    def _receive(self, expected: int, deadline: float, doing: str) -> Any:
+        """The worker's next message, which is a report or an `expected` one of another kind."""
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise SandboxStartError(
+                    "start",
+                    errno.ETIMEDOUT,
+                    "",
+                    f"the worker was still {doing} after {START_LIMIT:g} s, the limit of a start",
+                )
+            self._control.settimeout(min(left, 1.0))
+            try:
+                message = self._control.recv(lib.NVS_MESSAGE_MAX)
+                break
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                message = b""
+                break
+        if not message:
+            self.wait_ended(1.0)
+            raise self.death(doing)
+        kinds = {
+            lib.NVS_MSG_ISOLATED: "struct nvs_report",
+            lib.NVS_MSG_READY: "struct nvs_report",
+            lib.NVS_MSG_FAILED: "struct nvs_failed",
+            lib.NVS_MSG_OPENED: "struct nvs_opened",
+            lib.NVS_MSG_REFUSED: "struct nvs_opened",
+        }
+        head = ffi.new("struct nvs_message *")
+        ffi.memmove(head, message, min(len(message), ffi.sizeof("struct nvs_message")))
+        kind = kinds.get(head.type) if head.magic == lib.NVS_MAGIC else None
+        if kind is None or len(message) != ffi.sizeof(kind):
+            raise SandboxStartError(
+                "hello", errno.EPROTO, str(PROGRAM), f"a message of {len(message)} bytes that this build does not know"
+            )
+        body = ffi.new(f"{kind} *")
+        ffi.memmove(body, message, len(message))
+        if head.type == lib.NVS_MSG_FAILED:
+            raise self._failed(body)
+        if head.type == lib.NVS_MSG_REFUSED:
+            raise _error(body.error)
+        if head.type != expected:
+            raise SandboxStartError(
+                "hello", errno.EPROTO, str(PROGRAM), f"message {head.type} where {expected} was expected"
+            )
+        return body
+
+    def _failed(self, body: Any) -> SandboxStartError:
+        if body.error.step != lib.NVS_STEP_LIBRARY:
+            return _error(body.error)
+        tried = tuple(line for line in _text(body.tried).split("\n") if line)
+        return LibraryNotFound(int(body.error.err), _text(body.error.path), _text(body.error.detail), tried)
+
+    def open_channel(self, kind: int, fd: int, size: int) -> None:
+        """Sends the worker's end of a channel. Raises SandboxStartError if the worker refuses it, WorkerDied if it is
+        gone."""
+        with self._control_lock:
+            self._check_alive("opening a channel")
+            self._next_id += 1
+            mine = self._next_id
+            message = ffi.new("struct nvs_open *")
+            message.message.magic = lib.NVS_MAGIC
+            message.message.type = lib.NVS_MSG_OPEN
+            message.kind = kind
+            message.id = mine
+            message.size = size
+            self._send(bytes(ffi.buffer(message)), fd)
+            # The answers come in order, but not always to who waits: an interrupted open leaves one behind, and
+            # an open in a signal handler takes the one of the open that it interrupted.
+            deadline = time.monotonic() + 10.0
+            while mine not in self._answered:
+                self._answered.add(int(self._receive(lib.NVS_MSG_OPENED, deadline, "opening a channel").id))
+            self._answered.discard(mine)
+
+    # ---- calls
+
+    def _channel(self, kind: str) -> tuple[_Lane | _Pipe, bool]:
+        """This thread's channel of a kind, held busy, and whether it is for one call only."""
+        make = _Lane if kind == "lane" else _Pipe
+        holder: _Holder | None = getattr(self._channels, kind)
+        if holder is not None and holder.channel.busy.acquire(blocking=False):
+            return holder.channel, False
+        channel = make(self)
+        channel.busy.acquire()
+        with self._state_lock:
+            self._open.add(channel)
+        if holder is not None:
+            # A signal handler or a finalizer calls NVML while the call that it interrupted has this thread's channel.
+            return channel, True
+        setattr(self._channels, kind, _Holder(self, channel))
+        return channel, False
+
+    def forget(self, channel: _Lane | _Pipe) -> None:
+        """Takes a channel off the list of those to close at the end."""
+        with self._state_lock:
+            self._open.discard(channel)
+
+    def _on_channel(self, kind: str, frame: bytearray, wait: Callable[[], None]) -> memoryview | None:
+        channel, once = self._channel(kind)
+        kept = False
+        try:
+            reply = channel.exchange(frame, wait)
+            kept = not once and not self._stopping
+            return reply
+        finally:
+            channel.busy.release()
+            if not kept:
+                # Ended in the middle: what was asked on it is answered to nobody.
+                self.forget(channel)
+                channel.close()
+                holder: _Holder | None = getattr(self._channels, kind)
+                if holder is not None and holder.channel is channel:
+                    setattr(self._channels, kind, None)
+
+    def exchange(self, name: str, frame: bytearray, limit: float | None) -> marshal.Reply:
+        """The reply to one frame.
+
+        Raises CallTimeout past `limit` seconds and WorkerDied when the worker ends. An exception from a signal handler
+        (KeyboardInterrupt) gives the channel up, so that the late answer never meets another question.
+        """
+        start = time.monotonic()
+
+        def wait() -> None:
+            self._check_alive(name)
+            if limit is not None and time.monotonic() - start > limit:
+                raise CallTimeout(name, limit)
+
+        try:
+            reply = None
+            if self.options.transport != "pipe":
+                reply = self._on_channel("lane", frame, wait)
+                if reply is not None and reply[:4] == _TOO_LARGE:
+                    reply = None
+            if reply is None:
+                reply = self._on_channel("pipe", frame, wait)
+                if reply is None:
+                    raise marshal.BrokenReply("no reply")
+            return marshal.parse_reply(reply)
+        except CallTimeout:
+            self.condemn(f"{name} did not return in time")
+            raise
+        except marshal.BrokenReply as error:
+            if not self._reap():
+                self.condemn(f"it broke the protocol: {error}")
+            raise self.death(name) from error
+
+    def function(self, name: str, limit: float | None) -> int | None:
+        """The index of a symbol of the library, None if the library lacks it."""
+        try:
+            return self._functions[name]
+        except KeyError:
+            pass
+        index: int | None = None
+        if len(name) < lib.NVS_NAME_MAX and name.isascii() and name.isidentifier() and name.startswith("nvml"):
+            reply = self.exchange(name, marshal.resolve_frame(name), limit)
+            if reply.status == lib.NVS_STATUS_OK:
+                index = reply.result
+            elif reply.status != lib.NVS_STATUS_NO_SYMBOL:
+                raise SandboxError(f"looking up {name}: status {reply.status}")
+        self._functions[name] = index
+        return index
+
+    # ---- life and death
+
+    def _reap(self) -> bool:
+        """Whether the process has ended; its status is taken the first time that it has."""
+        with self._state_lock:
+            if self._death is not None:
+                return True
+            if os.getpid() != self.owner:
+                return False
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._death = (None, None, "")
+                return True
+            if pid == 0:
+                return False
+            if os.WIFSIGNALED(status):
+                self._death = (os.WTERMSIG(status), None, "")
+            else:
+                self._death = (None, os.WEXITSTATUS(status), "")
+            return True
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can be made."""
+        return not self._stopping and not self._reap()
+
+    def _check_alive(self, name: str) -> None:
+        if self._stopping or self._reap():
+            raise self.death(name)
+
+    def death(self, name: str) -> WorkerDied:
+        """How the worker ended, while `name` was called."""
+        signal_number, status, why = self._death or (None, None, self._why or "it is being ended")
+        return WorkerDied(name, signal_number, status, self._why or why)
+
+    _why = ""
+
+    def wait_ended(self, limit: float) -> bool:
+        """Waits until the process has ended, at most `limit` seconds. Whether it has."""
+        end = time.monotonic() + limit
+        while not self._reap():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            if self._pidfd is not None:
+                poller = select.poll()
+                poller.register(self._pidfd, select.POLLIN)
+                poller.poll(max(1, int(min(left, 0.1) * 1000)))
+            else:
+                time.sleep(min(left, 0.005))
+        return True
+
+    def condemn(self, why: str) -> None:
+        """Ends a worker that is of no more use, off the caller's path."""
+        with self._state_lock:
+            if self._stopping:
+                return
+            self._stopping = True
+            self._why = why
+        _log.warning("ending the NVML worker %d: %s", self.pid, why)
+        threading.Thread(target=self._end, name=f"nvsandbox-end-{self.pid}", daemon=True).start()
+
+    def stop(self, grace: bool = True) -> None:
+        """Ends the worker: asked to, then SIGTERM, then SIGKILL. Idempotent; bounded in time."""
+        with self._state_lock:
+            first = not self._stopping
+            self._stopping = True
+        if first:
+            self._end(grace)
+        else:
+            self.wait_ended(_STOP_LIMIT + _TERM_LIMIT + _KILL_LIMIT)
+
+    def _end(self, grace: bool = True) -> None:
+        with self._state_lock:
+            channels, self._open = self._open, set()
+        if grace:
+            message = ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_STOP])
+            self._control.settimeout(0.1)
+            with contextlib.suppress(OSError):
+                self._control.send(bytes(ffi.buffer(message)))
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        # Killing a user of NVML outright has been seen to wedge GPUs, so SIGKILL comes last.
+        ended = (
+            self.wait_ended(_STOP_LIMIT if grace else 0.2)
+            or (self._signal(signal.SIGTERM) and self.wait_ended(_TERM_LIMIT))
+            or (self._signal(signal.SIGKILL) and self.wait_ended(_KILL_LIMIT))
+        )
+        if not ended:
+            _log.error("the NVML worker %d cannot be ended (a driver call does not return); it is given up", self.pid)
+        self._control.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        for channel in channels:
+            # A busy one is closed by the thread that is in it, which sees that we are stopping.
+            if channel.busy.acquire(blocking=False):
+                with contextlib.suppress(Exception):
+                    channel.close()
+                channel.busy.release()
+
+    def abandon(self) -> None:
+        """In a forked child: closes what it inherited. The worker is the parent's, and is left alone."""
+        self._stopping = True
+        self._why = "it belongs to the process that this one was forked from"
+        self._control.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        channels, self._open = self._open, set()
+        for channel in channels:
+            with contextlib.suppress(Exception):
+                channel.close()
+
+    def _signal(self, number: int) -> bool:
+        # Not reaped yet, so that the number is still this process's.
+        with self._state_lock:
+            if self._death is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
+        return True
