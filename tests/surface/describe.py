@@ -64,7 +64,7 @@ def _behind(kind: Any, at: int, holder: Any, identify: Identify) -> Any:
 
 
 def describe(value: Any, identify: Identify, holder: Any = None) -> Any:
-    """Anything that pynvml takes or returns, as data for JSON. `holder` keeps what it points at alive (None: itself)."""
+    """Anything that pynvml takes or returns, as data for JSON. `holder` keeps its pointees alive."""
     if value is None or isinstance(value, (bool, int, str, float, bytes)):
         return _simple(value)
     if isinstance(value, (list, tuple)):

@@ -19,7 +19,7 @@ from typing import Any
 
 import pynvml
 
-from . import arguments, shapes
+from . import arguments, scenarios, shapes
 from .describe import describe, describe_error
 
 # Not forwarded one to one by design: a session counts them itself.
@@ -133,12 +133,15 @@ def echo(cases: list[dict[str, Any]], mode: str, options: dict[str, str]) -> lis
 def main(argv: list[str]) -> None:
     mode, cases_path, results_path = argv[:3]
     options = dict(option.split("=", 1) for option in argv[3:])
-    cases = json.loads(Path(cases_path).read_text())
+    cases: Any = json.loads(Path(cases_path).read_text())
     kind = options.pop("kind", "echo")
     if mode == "record":
-        found = record(cases)
+        found: Any = record(cases)
     elif kind == "echo":
         found = echo(cases, mode, options)
+    elif kind == "scenarios":
+        with opened(mode, options) as (api, pointer):
+            found = scenarios.run(cases, api, pointer, EchoSupply(pointer))
     else:
         from . import simulated
 
