@@ -142,6 +142,14 @@ def main(argv: list[str]) -> None:
     elif kind == "scenarios":
         with opened(mode, options) as (api, pointer):
             found = scenarios.run(cases, api, pointer, EchoSupply(pointer))
+    elif kind == "randomised":
+        from . import randomised  # needs hypothesis
+
+        # No call of its own initialises the direct way: it must not stand in the sandboxed one's way either.
+        loaded = ctypes.CDLL(options["library"])
+        with opened(mode, options) as (_, pointer):
+            randomised.run(randomised.Way(lambda name: getattr(loaded, name)), randomised.Way(pointer), 120)
+        found = []
     else:
         from . import simulated
 
