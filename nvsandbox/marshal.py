@@ -211,12 +211,7 @@ def _told_count(ctype: Any, address: int, offset: int, element: Any) -> int:
     for entry in getattr(ctype, "_fields_", ()):
         name: str = entry[0]
         kind: Any = entry[1]
-        if (
-            isinstance(kind, type)
-            and issubclass(kind, _SimpleType)
-            and kind._type_ in "IiLlQqHhBb"
-            and _COUNT_NAME.search(name)
-        ):
+        if issubclass(kind, _SimpleType) and kind._type_ in "IiLlQqHhBb" and _COUNT_NAME.search(name):
             numbers.append(kind.from_address(address + getattr(ctype, name).offset).value)
     if len(numbers) != 1:
         return 1
@@ -360,7 +355,8 @@ class Call:
         size = address + ctypes.sizeof(obj) - value
         if size <= 0 or value < address or not layout_of(type(obj)).plain:
             raise TypeError(
-                f"{self.name}: argument {position}: byref() with an offset outside of the object, or into one with pointers"
+                f"{self.name}: argument {position}: byref() with an offset that is outside of the object, or in "
+                f"one with pointers"
             )
         return self._memory(value, ctypes.c_ubyte * size, size)
 

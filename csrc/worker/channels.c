@@ -24,12 +24,12 @@
 
 #define CHANNELS_MAX 4096u
 #define LANE_MAX     (NVS_FRAME_MAX + NVS_LANE_DATA)
-/* NVML decides how much stack a call takes, and nothing says how little is enough: this is an eighth of what an ordinary thread
- * has, and only address space until it is touched. With the usual 8 MiB, 4096 channels would reserve 32 GiB,
- * which strict overcommit and RLIMIT_AS refuse. */
+/* NVML decides how much stack a call takes, and nothing says how little is enough: this is an eighth of what an
+ * ordinary thread has, and only address space until it is touched. With the usual 8 MiB, 4096 channels would reserve
+ * 32 GiB, which strict overcommit and RLIMIT_AS refuse. */
 #define STACK_SIZE (1u << 20)
-/* How long a worker thread looks out for the next call before it sleeps. A program that asks for one value after the other is back
- * within a few microseconds; a sleep and a wake-up cost tens. */
+/* How long a worker thread looks out for the next call before it sleeps. A program that asks for one value after the
+ * other is back within a few microseconds; a sleep and a wake-up cost tens. */
 #define SPIN_NS       50000
 #define SPIN_LEAST    2000
 #define DRAIN_LOOK_NS 500000
@@ -78,7 +78,8 @@ relax (void)
 #endif
 }
 
-/* Not the private variants: the other end is another process. A wait may end for no reason, and those who wait look again. */
+/* Not the private variants: the other end is another process. A wait may end for no reason, and whoever waits looks
+ * again. */
 static void
 futex_wait (_Atomic uint32_t *word, uint32_t expected)
 {
@@ -104,8 +105,8 @@ spinners_allowed (void)
     return cpus / 2;
 }
 
-/* Takes a request on, unless the worker is about to end. drain () writes `stopping` and then reads `busy`; we write `busy` and then
- * read `stopping`. In sequentially consistent order one of the two sees the other. */
+/* Takes a request on, unless the worker is about to end. nvs_channels_drain () writes `stopping` and then reads `busy`;
+ * we write `busy` and then read `stopping`. In sequentially consistent order one of the two sees the other. */
 static bool
 begin (struct channel *channel)
 {
@@ -455,8 +456,8 @@ start_thread (struct channel *channel)
         return err;
     (void)pthread_attr_setstacksize (&attributes, STACK_SIZE);
     (void)pthread_attr_setdetachstate (&attributes, PTHREAD_CREATE_DETACHED);
-    /* Signals are the main thread's affair; here they would interrupt calls inside NVML. What a fault raises kills all the
-     * same, blocked or not. */
+    /* Signals are the main thread's affair; here they would interrupt calls inside NVML. What a fault raises kills
+     * the process all the same, blocked or not. */
     (void)sigfillset (&all);
     (void)pthread_sigmask (SIG_SETMASK, &all, &before);
     err = pthread_create (&thread, &attributes, thread_main, channel);
@@ -465,8 +466,8 @@ start_thread (struct channel *channel)
     return err;
 }
 
-/* A lane is closed by writing `closed`, adding to `request` and waking it. Of a caller that leaves the second step out, the
- * wake-up can come just before the sleep and be lost; so look again, now and then. Under the lock. */
+/* A lane is closed by writing `closed`, adding to `request` and waking it. Of a caller that leaves the second step out,
+ * the wake-up can come just before the sleep and be lost; so look again, now and then. Under the lock. */
 static void
 wake_closed (struct nvs_channels *channels)
 {

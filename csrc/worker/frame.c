@@ -6,10 +6,10 @@
 #include <string.h>
 
 /*
- * What is trusted: nothing in the frame. It was copied out of shared memory before it came here, so what was checked stays as it
- * was. A well-formed frame can make the library read and write the frame's own data, pass any numbers, and pass handles
- * that the table knows; whether the pointees are as large as the function wants is the caller's affair, as it is for a
- * caller without a sandbox, and what goes wrong then goes wrong in this process.
+ * What is trusted: nothing in the frame. It was copied out of shared memory before it came here, so what was checked
+ * stays as it was. A well-formed frame can make the library read and write the frame's own data, pass any numbers, and
+ * pass handles that the table knows; whether the pointees are as large as the function wants is the caller's affair,
+ * as it is for a caller without a sandbox, and what goes wrong then goes wrong in this process.
  */
 
 #define FRAME_KEEP (1u << 20) /* larger buffers are given back after the call */
@@ -292,7 +292,7 @@ retire (struct nvs_buffers *buffers, struct nvs_handles *handles, const struct n
                 nvs_handles_retire (handles, place->sent);
 }
 
-/* What the caller gets to see of one place. */
+/* What the caller gets to see of one place, from what the library left there. */
 static int
 translate (struct nvs_buffers *buffers, struct nvs_handles *handles, const struct nvs_call *call, struct seen *seen,
            const struct nvs_reloc *run, const struct nvs_place *place, uint64_t *value)
@@ -314,20 +314,24 @@ translate (struct nvs_buffers *buffers, struct nvs_handles *handles, const struc
     return 0;
 }
 
+/* As in decoding, everything is read before anything is written, so that places named twice are translated once. */
 static enum nvs_status
 restore (struct nvs_buffers *buffers, struct nvs_handles *handles, struct nvs_call *call, struct seen *seen)
 {
-    const struct nvs_place *place = buffers->places;
+    struct nvs_place *place = buffers->places;
 
     for (uint32_t r = 0; r < call->request->relocs_count; r++)
         for (uint32_t i = 0; i < call->relocs[r].count; i++, place++) {
-            unsigned char *at = place_at (call, &call->relocs[r], i);
-            uint64_t value = get (at);
+            uint64_t value = get (place_at (call, &call->relocs[r], i));
 
             if (translate (buffers, handles, call, seen, &call->relocs[r], place, &value) < 0)
                 return NVS_STATUS_NO_MEMORY;
-            put (at, value);
+            place->given = value;
         }
+    place = buffers->places;
+    for (uint32_t r = 0; r < call->request->relocs_count; r++)
+        for (uint32_t i = 0; i < call->relocs[r].count; i++, place++)
+            put (place_at (call, &call->relocs[r], i), place->given);
     return NVS_STATUS_OK;
 }
 

@@ -15,8 +15,8 @@ enum role {
     ROLE_SHUTDOWN,
 };
 
-/* Every by-value argument in NVML's interface is an integer or a pointer, and no function takes more than six: on x86-64 and
- * aarch64 alike those are six registers, and a function that takes fewer does not see the rest. */
+/* Every by-value argument in NVML's interface is an integer or a pointer, and no function takes more than six: on
+ * x86-64 and aarch64 alike those are six registers, and a function that takes fewer does not see the rest. */
 typedef uint64_t function (uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
 
 struct entry {
@@ -42,7 +42,7 @@ nvs_serve_new (struct nvs_library *lib, uint32_t generation)
         return NULL;
     serve->lib = lib;
     serve->handles = nvs_handles_new (generation);
-    /* Half a megabyte of zeros that only costs what is used. It never moves, so that calls can read it without a lock. */
+    /* Half a megabyte of zeros that costs what is used. It never moves, so that calls can read it without a lock. */
     serve->entries = calloc (FUNCTIONS_MAX + 1, sizeof *serve->entries);
     if (serve->handles == NULL || serve->entries == NULL || pthread_mutex_init (&serve->lock, NULL) != 0) {
         nvs_handles_free (serve->handles);
@@ -119,7 +119,7 @@ resolve (struct nvs_serve *serve, const struct nvs_call *call, uint32_t *index)
     return status;
 }
 
-/* As pynvml counts, so that at the end as many nvmlShutdown are made as are missing. After the last one the library's handles
+/* The library counts too, and at the end wants as many nvmlShutdown as are missing. After the last one its handles
  * mean nothing any more, and some libraries crash on them. */
 static void
 keep_balance (struct nvs_serve *serve, enum role role, uint64_t result)

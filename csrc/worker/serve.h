@@ -13,8 +13,8 @@ struct nvs_serve;
 struct nvs_serve *nvs_serve_new (struct nvs_library *lib, uint32_t generation);
 void nvs_serve_free (struct nvs_serve *serve);
 
-/* A reply in its parts: the header, reply.data_len bytes of data, reply.strings_len bytes of strings. They live in the buffers, until
- * the next frame. */
+/* A reply in its parts: the header, reply.data_len bytes of data, reply.strings_len bytes of strings. They live in
+ * the buffers, until the next frame. */
 struct nvs_answer {
     struct nvs_reply reply;
     const void *data;
