@@ -331,7 +331,6 @@ def python_calling_rules(bench: Bench) -> Any:
         lambda: api.nvmlDeviceGetTemperature(device, "0"),
         lambda: api.nvmlDeviceGetTemperature(device, None),
         lambda: api.nvmlDeviceGetTemperature(device, 0.5),
-        lambda: api.nvmlDeviceGetHandleByUUID(17),
         lambda: api.nvmlDeviceGetHandleByIndex("0"),
         lambda: api.nvmlDeviceGetFieldValues(device, 5),
         lambda: api.nvmlDeviceGetCpuAffinity(device, -1),
