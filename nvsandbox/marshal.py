@@ -215,7 +215,7 @@ def _told_count(ctype: Any, address: int, offset: int, element: Any) -> int:
             numbers.append(kind.from_address(address + getattr(ctype, name).offset).value)
     if len(numbers) != 1:
         return 1
-    return max(1, min(int(numbers[0]), FRAME_MAX // max(1, ctypes.sizeof(element))))
+    return max(0, min(int(numbers[0]), FRAME_MAX // max(1, ctypes.sizeof(element))))
 
 
 def wait_milliseconds(arguments: tuple[Any, ...]) -> int:
@@ -334,11 +334,14 @@ class Call:
         if code == "c":
             return _VALUE, 0, argument.value[0]
         if code == "z":
+            if argument._objects is None and ctypes.c_void_p.from_buffer(argument).value:
+                # c_char_p(17): reading there would end this process.
+                raise TypeError(f"{self.name}: argument {position} is a c_char_p made of a number, not of bytes")
             return (_VALUE, 0, 0) if argument.value is None else self._bytes(argument.value + b"\0")
         if code == "P":
             value = argument.value or 0
             owned = self._owned(value) if value else 0
-            if value and not owned:
+            if owned is None:
                 raise TypeError(
                     f"{self.name}: argument {position} is a c_void_p to memory of unknown size: pass the object itself"
                 )
@@ -367,18 +370,22 @@ class Call:
             return _VALUE, 0, 0
         size = ctypes.sizeof(element)
         owned = self._owned(address)
-        count = owned // size if owned >= size else fallback
+        count = fallback if owned is None else owned // size
         return self._memory(address, element * count, size * count)
 
-    def _owned(self, address: int) -> int:
-        """How many bytes from `address` on belong to an object that the call's arguments keep alive; 0 if to none."""
+    def _owned(self, address: int) -> int | None:
+        """How many bytes from `address` on belong to an object that the call's arguments keep alive; None if to none."""
         if self._owners is None:
             self._owners = [
                 (start, start + ctypes.sizeof(item))
                 for item in _reachable(self._roots)
-                if (start := ctypes.addressof(item)) or True
+                for start in (ctypes.addressof(item),)
             ]
-        return max((end - address for start, end in self._owners if start <= address < end), default=0)
+        # An array of no elements is at an address too.
+        return max(
+            (end - address for start, end in self._owners if start <= address < end or start == address == end),
+            default=None,
+        )
 
     def _bytes(self, content: bytes) -> tuple[int, int, int]:
         """Input only: the memory of bytes and str objects is not NVML's to write to."""
