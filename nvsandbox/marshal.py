@@ -336,7 +336,7 @@ class Call:
         if code == "z":
             if argument._objects is None and ctypes.c_void_p.from_buffer(argument).value:
                 # c_char_p(17): reading there would end this process.
-                raise TypeError(f"{self.name}: argument {position} is a c_char_p of a number, not of bytes")
+                raise TypeError(f"{self.name}: argument {position} is a c_char_p of a number, not bytes")
             return (_VALUE, 0, 0) if argument.value is None else self._bytes(argument.value + b"\0")
         if code == "P":
             value = argument.value or 0
@@ -374,7 +374,7 @@ class Call:
         return self._memory(address, element * count, size * count)
 
     def _owned(self, address: int) -> int | None:
-        """How many bytes from `address` on belong to an object that the call's arguments keep alive; None if to none."""
+        """How many bytes from `address` on belong to an object that the arguments keep alive; None if to none."""
         if self._owners is None:
             self._owners = [
                 (start, start + ctypes.sizeof(item))
