@@ -69,7 +69,8 @@ def opened(mode: str, options: dict[str, str]) -> Iterator[tuple[Any, Any]]:
         return
     import nvsandbox
 
-    with nvsandbox.nvml_isolated(transport=mode, **options) as nvml:
+    privileged = options.pop("privileged", "") == "yes"
+    with nvsandbox.nvml_isolated(transport=mode, privileged=privileged, **options) as nvml:
         # The two ways in, each tested in one of the transports: what the block gives, and plain pynvml.
         api = nvml if mode == "shm" else pynvml
         yield api, api._nvmlGetFunctionPointer
