@@ -79,6 +79,17 @@ check_refused (int folder, mode_t type, unsigned int major_number, unsigned int 
     return 0;
 }
 
+/* GUARD: the host's /dev is in reach, so nothing may be made there, folders and links included. */
+static int
+check_names_refused (struct nvs_error *error)
+{
+    if (mkdirat (-1, ".nvsandbox-check", 0700) == 0 || errno != EPERM || symlinkat ("x", -1, ".nvsandbox-check") == 0 ||
+        errno != EPERM || openat (-1, ".nvsandbox-check", O_CREAT | O_WRONLY | O_CLOEXEC, 0600) >= 0 || errno != EPERM)
+        return nvs_fail (error, NVS_STEP_CHECK, 0, "/dev",
+                         "making a name in the file system was not refused by the filter");
+    return 0;
+}
+
 static int
 check_mknod (const struct nvs_policy *policy, struct nvs_error *error)
 {
@@ -90,7 +101,7 @@ check_mknod (const struct nvs_policy *policy, struct nvs_error *error)
         (!policy->mknod && check_refused (-1, S_IFCHR, 195, 255, error) != 0))
         return -1;
     if (policy->options->isolation == NVS_ISOLATION_GUARD)
-        return 0;
+        return check_names_refused (error);
     folder = open ("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) {
         int err = errno;

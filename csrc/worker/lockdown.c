@@ -2,6 +2,7 @@
 #include "lockdown.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/securebits.h>
 #include <sched.h>
@@ -211,6 +212,9 @@ nvs_lockdown_no_new_privs (struct nvs_error *error)
 #define NR_MOUNT_SETATTR  442 /* Linux 5.12 */
 #define NR_QUOTACTL_FD    443 /* Linux 5.14 */
 #define NR_OPEN_TREE_ATTR 467 /* Linux 6.15 */
+#define NR_FCHMODAT2      452 /* Linux 6.6 */
+#define NR_SETXATTRAT     463 /* Linux 6.13 */
+#define NR_REMOVEXATTRAT  466 /* Linux 6.13 */
 
 /* Refused whatever the arguments. A list of what is denied, for what a closed library calls cannot be known:
  * a list of what is allowed would break with the next driver. */
@@ -324,10 +328,44 @@ add_rules (scmp_filter_ctx filter)
     return seccomp_rule_add (filter, eperm, SCMP_SYS (socketpair), 1, SCMP_A0 (SCMP_CMP_NE, AF_UNIX, 0));
 }
 
+/* GUARD only. There the host's /dev is what the library sees, and a worker of root's may write to it without any
+ * capability, for the folder is root's: NVML makes /dev/nvidia-caps and replaces links in /dev/char. A filter sees no
+ * paths, so under GUARD no name in any file system is made, changed or removed. NVML's queries need none of that. */
+static const int denied_names[] = {
+    SCMP_SYS (mkdir),        SCMP_SYS (mkdirat),   SCMP_SYS (rmdir),       SCMP_SYS (unlink),
+    SCMP_SYS (unlinkat),     SCMP_SYS (rename),    SCMP_SYS (renameat),    SCMP_SYS (renameat2),
+    SCMP_SYS (link),         SCMP_SYS (linkat),    SCMP_SYS (symlink),     SCMP_SYS (symlinkat),
+    SCMP_SYS (mknod),        SCMP_SYS (mknodat),   SCMP_SYS (creat),       SCMP_SYS (chmod),
+    SCMP_SYS (fchmod),       SCMP_SYS (fchmodat),  SCMP_SYS (chown),       SCMP_SYS (lchown),
+    SCMP_SYS (fchown),       SCMP_SYS (fchownat),  SCMP_SYS (truncate),    SCMP_SYS (utime),
+    SCMP_SYS (utimes),       SCMP_SYS (futimesat), SCMP_SYS (utimensat),   SCMP_SYS (setxattr),
+    SCMP_SYS (lsetxattr),    SCMP_SYS (fsetxattr), SCMP_SYS (removexattr), SCMP_SYS (lremovexattr),
+    SCMP_SYS (fremovexattr), NR_FCHMODAT2,         NR_SETXATTRAT,          NR_REMOVEXATTRAT,
+};
+
+static int
+add_name_rules (scmp_filter_ctx filter)
+{
+    const uint32_t eperm = SCMP_ACT_ERRNO (EPERM);
+    int rc;
+
+    for (size_t i = 0; i < sizeof denied_names / sizeof *denied_names; i++) {
+        if ((rc = seccomp_rule_add (filter, eperm, denied_names[i], 0)) != 0)
+            return rc;
+    }
+    if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (open), 1, SCMP_A1 (SCMP_CMP_MASKED_EQ, O_CREAT, O_CREAT))) !=
+            0 ||
+        (rc = seccomp_rule_add (filter, eperm, SCMP_SYS (openat), 1, SCMP_A2 (SCMP_CMP_MASKED_EQ, O_CREAT, O_CREAT))) !=
+            0)
+        return rc;
+    /* As clone3: its flags are in memory. */
+    return seccomp_rule_add (filter, SCMP_ACT_ERRNO (ENOSYS), SCMP_SYS (openat2), 0);
+}
+
 /* The native architecture is in a new filter already; calls of any other (i386, x32) get EPERM, the same as what is
  * refused: to kill would let a stray int 0x80 end the worker. */
 static int
-load_list (void)
+load_list (const struct nvs_policy *policy)
 {
     scmp_filter_ctx filter = seccomp_init (SCMP_ACT_ALLOW);
     int rc;
@@ -335,7 +373,8 @@ load_list (void)
     if (filter == NULL)
         return -ENOMEM;
     if ((rc = seccomp_attr_set (filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_ERRNO (EPERM))) == 0 &&
-        (rc = seccomp_attr_set (filter, SCMP_FLTATR_CTL_NNP, 0)) == 0 && (rc = add_rules (filter)) == 0)
+        (rc = seccomp_attr_set (filter, SCMP_FLTATR_CTL_NNP, 0)) == 0 && (rc = add_rules (filter)) == 0 &&
+        (policy->options->isolation != NVS_ISOLATION_GUARD || (rc = add_name_rules (filter)) == 0))
         rc = seccomp_load (filter);
     seccomp_release (filter);
     return rc;
@@ -469,7 +508,7 @@ nvs_lockdown_seccomp (const struct nvs_policy *policy, struct nvs_error *error)
     int rc = load_mknod_filter (policy);
 
     if (rc == 0)
-        rc = load_list();
+        rc = load_list (policy);
     if (rc != 0)
         return nvs_fail (error, NVS_STEP_SECCOMP, -rc, NULL,
                          "cannot install the seccomp filter: the kernel needs CONFIG_SECCOMP_FILTER, and an outer "
