@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 import pynvml
 
-from nvsandbox.errors import SandboxClosed
+from nvsandbox.errors import SandboxClosed, nvml_error
 
 _NVML_ERROR_UNINITIALIZED = 1
+_NVML_ERROR_UNKNOWN = 999
 
 
 class Caller(Protocol):
@@ -28,6 +29,7 @@ class Caller(Protocol):
 
     def has_function(self, name: str) -> bool: ...
     def call(self, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any: ...
+    def hint(self) -> str: ...
 
 
 class Function:
@@ -116,7 +118,10 @@ class Library:
                 if self._inits == 0:
                     return _NVML_ERROR_UNINITIALIZED
                 self._inits -= 1
-        return self._session.call(name, arguments, returns_string)
+        result = self._session.call(name, arguments, returns_string)
+        if result == _NVML_ERROR_UNKNOWN:
+            self._session.hint()  # logs it: plain pynvml's exception has no place for it
+        return result
 
     def _close(self) -> None:
         """Ends this Library, and gives back the initialisations that its users have not."""
@@ -170,6 +175,21 @@ def _rebind(
     return rebound
 
 
+def _check_return(library: Library) -> Callable[[int], int]:
+    """pynvml's ``_nvmlCheckReturn``, with a hint at what is behind an Unknown Error."""
+
+    def check(ret: int) -> int:
+        if ret == _NVML_ERROR_UNKNOWN:
+            hint = library._session.hint()
+            if hint:
+                raise nvml_error(ret, hint)
+        if ret != 0:
+            raise pynvml.NVMLError(ret)
+        return ret
+
+    return check
+
+
 def namespace(library: Library, session: object) -> types.ModuleType:
     """The pynvml API, its functions bound to `library`; ``session`` in it is the session."""
     module = types.ModuleType("nvsandbox.nvml", "The pynvml API, bound to a sandbox.")
@@ -186,5 +206,6 @@ def namespace(library: Library, session: object) -> types.ModuleType:
         function = _original(value)
         if function is not None:
             scope[name] = _rebind(function, scope, done)
+    scope["_nvmlCheckReturn"] = _check_return(library)
     scope["session"] = session
     return module

@@ -9,11 +9,14 @@ import os
 import re
 import stat
 import threading
+import time
 import types
 from typing import Any
 
+import pynvml
+
+from nvsandbox import diagnose, marshal
 from nvsandbox import isolation as ladder
-from nvsandbox import marshal
 from nvsandbox import options as options_
 from nvsandbox._core import lib
 from nvsandbox.bindings import Library, namespace
@@ -61,6 +64,8 @@ _ISOLATION_STEPS = frozenset(
 # After these, NVML's memory behind the handles that they were given is gone.
 _RETIRES = re.compile(r"(Free|Destroy)(_v[0-9]+)?$")
 
+_HINT_SECONDS = 10.0
+
 _NVIDIA_FOLDERS = ("", "nvidia-caps", "nvidia-caps-imex-channels")
 
 
@@ -92,6 +97,8 @@ class NVMLSession:
         self._closed = False
         self._users = 0
         self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0}
+        self._hint_text = ""
+        self._hint_until = 0.0
         self._worker: Worker | None = self._start()
 
     # ---- what users see
@@ -268,6 +275,27 @@ class NVMLSession:
         if limit is None or "EventSetWait" not in name:
             return limit
         return limit + marshal.wait_milliseconds(arguments) / 1000
+
+    def hint(self) -> str:
+        """Why NVML may have said Unknown Error: which node of this sandbox cannot be opened, and why; "" if all can.
+
+        Looked up at most every ten seconds, for a failing monitor asks often. Also logged.
+        """
+        if self.options.simulate is not None:  # no driver, so that there is nothing to open
+            return ""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._hint_until:
+                self._hint_until = now + _HINT_SECONDS
+                try:
+                    pid = self._running().pid
+                    nodes = [(str(node), node.major) for node in self.dev_nodes() if "/nvidia-caps" not in node]
+                    self._hint_text = "; ".join(diagnose.unusable_nodes(pid, nodes))
+                except (SandboxError, OSError, pynvml.NVMLError):
+                    self._hint_text = ""
+                if self._hint_text:
+                    _log.warning("NVML says Unknown Error: %s", self._hint_text)
+            return self._hint_text
 
     def _count(self, *names: str | None) -> None:
         with self._lock:
