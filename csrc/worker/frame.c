@@ -203,11 +203,34 @@ resolve_places (struct nvs_buffers *buffers, struct nvs_handles *handles, struct
     return NVS_STATUS_OK;
 }
 
+static void
+write_places (const struct nvs_buffers *buffers, const struct nvs_call *call, bool given)
+{
+    const struct nvs_place *place = buffers->places;
+
+    for (uint32_t r = 0; r < call->request->relocs_count; r++)
+        for (uint32_t i = 0; i < call->relocs[r].count; i++, place++)
+            put (place_at (call, &call->relocs[r], i), given ? place->given : place->sent);
+}
+
+/* Whether each place holds what was written to it. Where places overlap in part, some do not, and what is there is an
+ * address that nobody checked. (What was sent was read from all places before any was written: it can be put back.) */
+static bool
+places_hold (const struct nvs_buffers *buffers, const struct nvs_call *call)
+{
+    const struct nvs_place *place = buffers->places;
+
+    for (uint32_t r = 0; r < call->request->relocs_count; r++)
+        for (uint32_t i = 0; i < call->relocs[r].count; i++, place++)
+            if (get (place_at (call, &call->relocs[r], i)) != place->given)
+                return false;
+    return true;
+}
+
 enum nvs_status
 nvs_frame_decode (struct nvs_buffers *buffers, uint32_t length, struct nvs_handles *handles, struct nvs_call *call,
                   uint32_t *index)
 {
-    const struct nvs_place *place;
     enum nvs_status status;
     size_t places;
 
@@ -224,11 +247,11 @@ nvs_frame_decode (struct nvs_buffers *buffers, uint32_t length, struct nvs_handl
         return status;
 
     *index = 0;
-    place = buffers->places;
-    for (uint32_t r = 0; r < call->request->relocs_count; r++)
-        for (uint32_t i = 0; i < call->relocs[r].count; i++, place++)
-            put (place_at (call, &call->relocs[r], i), place->given);
-    return NVS_STATUS_OK;
+    write_places (buffers, call, true);
+    if (places_hold (buffers, call))
+        return NVS_STATUS_OK;
+    write_places (buffers, call, false);
+    return NVS_STATUS_BAD_FRAME;
 }
 
 /* The strings that one reply has already collected. Tables of names repeat few pointers many times. */
@@ -328,10 +351,7 @@ restore (struct nvs_buffers *buffers, struct nvs_handles *handles, struct nvs_ca
                 return NVS_STATUS_NO_MEMORY;
             place->given = value;
         }
-    place = buffers->places;
-    for (uint32_t r = 0; r < call->request->relocs_count; r++)
-        for (uint32_t i = 0; i < call->relocs[r].count; i++, place++)
-            put (place_at (call, &call->relocs[r], i), place->given);
+    write_places (buffers, call, true);
     return NVS_STATUS_OK;
 }
 

@@ -40,7 +40,7 @@ struct nvs_call {
     uint64_t registers[NVS_ARGS_MAX];
 };
 
-/* Decodes the `length` bytes in buffers->frame. Everything is checked before the first byte of the data is changed.
+/* Decodes the `length` bytes in buffers->frame. A frame that is refused is left as it was.
  * For the statuses about handles, `index` is the argument's number, or NVS_ARGS_MAX plus the relocation run's. */
 enum nvs_status nvs_frame_decode (struct nvs_buffers *buffers, uint32_t length, struct nvs_handles *handles,
                                   struct nvs_call *call, uint32_t *index);

@@ -233,6 +233,7 @@ try_candidate (struct nvs_library *lib, const char *candidate, struct verdict *v
     const char *found;
     const char *text;
     size_t length;
+    bool own;
 
     if (by_path) {
         if (is_stub (candidate)) {
@@ -250,9 +251,10 @@ try_candidate (struct nvs_library *lib, const char *candidate, struct verdict *v
         text = dlerror();
         text = text != NULL ? text : "the loader gives no reason";
         length = strlen (candidate);
-        if (strncmp (text, candidate, length) == 0 && text[length] == ':')
+        own = strncmp (text, candidate, length) == 0 && text[length] == ':'; /* else it is about a dependency */
+        if (own)
             text += length + 1 + (text[length + 1] == ' ');
-        if (!by_path && strstr (text, "cannot open shared object file") != NULL)
+        if (own && !by_path && strstr (text, "cannot open shared object file") != NULL)
             judge (verdict, RANK_ABSENT, ENOENT, "the loader does not find it");
         else
             judge (verdict, RANK_REFUSED, ELIBACC, "the loader refuses it: %s", text);

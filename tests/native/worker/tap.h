@@ -26,20 +26,37 @@ tap_same_number (uint64_t got, uint64_t want, const char *file, int line, const 
         printf ("#   got  %" PRIu64 " (%#" PRIx64 ")\n#   want %" PRIu64 " (%#" PRIx64 ")\n", got, got, want, want);
 }
 
+/* On one line, whatever the text. */
+static inline void
+tap_show (const char *label, const char *text)
+{
+    printf ("#   %s \"", label);
+    for (; *text != '\0'; text++)
+        if (*text == '\n')
+            printf ("\\n");
+        else
+            (void)putchar (*text);
+    printf ("\"\n");
+}
+
 static inline void
 tap_same_text (const char *got, const char *want, const char *file, int line, const char *what)
 {
     tap_result (strcmp (got, want) == 0, file, line, what);
-    if (strcmp (got, want) != 0)
-        printf ("#   got  \"%s\"\n#   want \"%s\"\n", got, want);
+    if (strcmp (got, want) != 0) {
+        tap_show ("got ", got);
+        tap_show ("want", want);
+    }
 }
 
 static inline void
 tap_contains (const char *got, const char *part, const char *file, int line, const char *what)
 {
     tap_result (strstr (got, part) != NULL, file, line, what);
-    if (strstr (got, part) == NULL)
-        printf ("#   \"%s\"\n#   lacks \"%s\"\n", got, part);
+    if (strstr (got, part) == NULL) {
+        tap_show ("text ", got);
+        tap_show ("lacks", part);
+    }
 }
 
 #define SAME(got, want)      tap_same_number ((uint64_t)(got), (uint64_t)(want), __FILE__, __LINE__, #got " = " #want)

@@ -215,7 +215,7 @@ test_bad_lanes (void)
     struct caller *over = connect_caller (NVS_CHANNEL_LANE);
     int fd = memfd_create ("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-    (void)ftruncate (fd, NVS_LANE_SIZE);
+    SAME (ftruncate (fd, NVS_LANE_SIZE), 0);
     SAME (nvs_channels_open (channels, NVS_CHANNEL_LANE, fd, NVS_LANE_SIZE, &error), -1);
     SAME (error.step, NVS_STEP_CHANNEL);
     SAME (error.err, EPERM);

@@ -251,6 +251,21 @@ test_out (void)
     SAME (reply.data_len + reply.strings_len, 0);
 }
 
+/* Places that overlap in part would make addresses that nobody checked. */
+static void
+test_overlap (void)
+{
+    static struct building b;
+
+    build_call (&b, 1, 0, 32);
+    build_u64 (&b, 0, 1 + 16);
+    build_reloc (&b, NVS_RELOC_STRING, 0, 0, 1, 0);
+    build_reloc (&b, NVS_RELOC_POINTER, 0, 4, 1, 0);
+    SAME (decode (&b), NVS_STATUS_BAD_FRAME);
+    SAME (data_u64 (0), 1 + 16);
+    SAME (data_u64 (8), 0);
+}
+
 /* Two runs that name the same places: what the caller gets is a token, not the token of a token. */
 static void
 test_twice (void)
@@ -349,6 +364,7 @@ main (void)
     test_runs();
     test_bad_changes_nothing();
     test_out();
+    test_overlap();
     test_twice();
     test_string_result();
     test_retires();

@@ -104,17 +104,20 @@ test_bad_files (const char *fake, const char *other)
     copy (fake, path, st.st_size, (int)offsetof (Elf64_Ehdr, e_type), ET_EXEC);
     refused (path, ENOEXEC, "not a shared library");
     refused (other, ELIBBAD, "not NVML");
+    path = in_folder ("alone.so"); /* without what it needs beside it */
+    copy (fake, path, st.st_size, -1, 0);
+    refused (path, ELIBACC, "the loader refuses it: libother");
 }
 
 static void
-test_stubs (const char *fake)
+test_stubs (const char *fake, const char *other)
 {
     struct nvs_library lib;
     char *stub = in_folder ("stubs/libnvidia-ml.so.1");
     char *link = in_folder ("libnvidia-ml.so");
 
-    copy (fake, stub, 1 << 30, -1, 0);
-    (void)symlink ("stubs/libnvidia-ml.so.1", link);
+    copy (other, stub, 1 << 30, -1, 0); /* what is in it does not matter */
+    SAME (symlink ("stubs/libnvidia-ml.so.1", link), 0);
     refused (stub, ENOENT, "stub");
     refused (link, ENOENT, "stub");
     /* By its name: the loader finds it there, and it is refused all the same. The environment is read at the program's
@@ -195,10 +198,19 @@ test_good (const char *fake)
 int
 main (int argc, char **argv)
 {
-    static const char *const files[] = {
-        "fifo.so",         "empty.so", "short.so",   "half.so", "byte.so",
-        "class.so",        "order.so", "machine.so", "type.so", "stubs/libnvidia-ml.so.1",
-        "libnvidia-ml.so", "stubs"};
+    static const char *const files[] = {"fifo.so",
+                                        "empty.so",
+                                        "short.so",
+                                        "half.so",
+                                        "byte.so",
+                                        "class.so",
+                                        "order.so",
+                                        "machine.so",
+                                        "type.so",
+                                        "alone.so",
+                                        "stubs/libnvidia-ml.so.1",
+                                        "libnvidia-ml.so",
+                                        "stubs"};
     char stubs[64];
 
     if (argc < 3)
@@ -215,7 +227,7 @@ main (int argc, char **argv)
     }
     (void)snprintf (folder, sizeof folder, "%s", argv[3]);
     test_bad_files (argv[1], argv[2]);
-    test_stubs (argv[1]);
+    test_stubs (argv[1], argv[2]);
     test_most_telling (argv[2]);
     test_tried_is_bounded();
     test_good (argv[1]);
