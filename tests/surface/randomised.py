@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from . import shapes
 from .describe import describe, differences
+from .scenarios import received
 
 _SCALARS = [
     ctypes.c_ubyte, ctypes.c_ushort, ctypes.c_uint, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_double, ctypes.c_bool,
@@ -125,11 +126,11 @@ class Way:
         mode = "garbage" if garbage else "final"
         self.pointer("nvmlEchoExpect")(f"nvmlDeviceGetName 0 {mode} {seed} {tokens}\n".encode())
         result = self.pointer("nvmlDeviceGetName")(*objects)
-        text = ctypes.create_string_buffer(512)
-        self.pointer("nvmlEchoNote")(text, ctypes.c_uint(512))
+        note, digest = received(self.pointer)
         return {
             "result": result,
-            "note": text.value.decode(errors="replace"),
+            "note": note,
+            "digest": digest,
             "arguments": [describe(value, self.identify) for value in objects],
         }
 

@@ -22,6 +22,16 @@ def scenario(function: Scenario) -> Scenario:
     return function
 
 
+def received(pointer: Any) -> tuple[str, int]:
+    """What the library says about the calls since it was last asked: its complaint, empty if there is none, and a
+    digest of all that it was given."""
+    text = ctypes.create_string_buffer(512)
+    pointer("nvmlEchoNote")(text, ctypes.c_uint(512))
+    digest = ctypes.c_ulonglong()
+    pointer("nvmlEchoDigest")(ctypes.byref(digest))
+    return text.value.decode(errors="replace"), digest.value
+
+
 class Bench:
     """Calls symbols of the echo library with any arguments, and notes all that came of it."""
 
@@ -35,11 +45,9 @@ class Bench:
         """Tells the library what calls will come."""
         self.pointer("nvmlEchoExpect")(text.encode())
 
-    def note(self) -> str:
-        """The library's complaint about the calls since, empty if there is none."""
-        text = ctypes.create_string_buffer(512)
-        self.pointer("nvmlEchoNote")(text, ctypes.c_uint(512))
-        return text.value.decode(errors="replace")
+    def note(self) -> list[Any]:
+        """The library's complaint about the calls since, empty if there is none, and its digest of them."""
+        return list(received(self.pointer))
 
     def call(self, *given: Any, mode: str = "final", result: int = 0, tokens: list[str] | None = None) -> Any:
         """Calls one symbol, and logs its result, its arguments afterwards and the library's complaints."""
@@ -48,7 +56,7 @@ class Bench:
             tokens = [shapes.argument(value).token(mode == "probe", False) for value in given]
         self.expect(" ".join([symbol, str(result), mode, "1", *tokens]) + "\n")
         returned = self.pointer(symbol)(*given)
-        self.log.append([returned, self.note(), *[describe(value, self.supply.identify) for value in given]])
+        self.log.append([returned, *self.note(), *[describe(value, self.supply.identify) for value in given]])
         return returned
 
     def refused(self, *given: Any) -> None:

@@ -116,7 +116,7 @@ def echo(cases: list[dict[str, Any]], mode: str, options: dict[str, str]) -> lis
     """Every case against the echo library."""
     found: list[Any] = []
     with opened(mode, options) as (api, pointer):
-        expect, note = pointer("nvmlEchoExpect"), pointer("nvmlEchoNote")
+        expect = pointer("nvmlEchoExpect")
         supply = EchoSupply(pointer)
         for case in cases:
             supply.rng = random.Random(case["seed"])
@@ -124,9 +124,7 @@ def echo(cases: list[dict[str, Any]], mode: str, options: dict[str, str]) -> lis
             assert given is not None
             expect(ctypes.c_char_p(case["expect"].encode()))
             one = outcome(getattr(api, case["function"]), given, supply.identify)
-            text = ctypes.create_string_buffer(512)
-            note(text, ctypes.c_uint(512))
-            one["note"] = text.value.decode(errors="replace")
+            one["note"], one["digest"] = scenarios.received(pointer)
             found.append(one)
     return found
 
