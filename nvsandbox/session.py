@@ -97,6 +97,7 @@ class NVMLSession:
         self._closed = False
         self._users = 0
         self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0}
+        self._ending: list[Worker] = []  # given up, and not known to have ended yet
         self._hint_text = ""
         self._hint_until = 0.0
         self._worker: Worker | None = self._start()
@@ -154,8 +155,9 @@ class NVMLSession:
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None
-        if worker is not None and worker.owner == os.getpid():
-            worker.stop()
+        for ending in (*self._ending, worker):
+            if ending is not None and ending.owner == os.getpid():
+                ending.stop()
 
     def __repr__(self) -> str:
         worker = self._worker
@@ -214,13 +216,21 @@ class NVMLSession:
                 if worker.alive:
                     return worker
                 self._counts["deaths"] += 1
-                worker.stop()
+                self._retire(worker)
                 if not self.options.restart:
                     raise worker.death("")
                 self._counts["restarts"] += 1
                 _log.warning("the NVML worker is gone (%s); starting a new one", worker.death(""))
             self._worker = self._start()
             return self._worker
+
+    def _retire(self, worker: Worker) -> None:
+        """Takes leave of a worker that is gone, or that hangs: then its end goes on without us waiting for it."""
+        self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
+        if worker.wait_ended(0):
+            worker.stop()
+        else:
+            self._ending.append(worker)
 
     # ---- calls
 
