@@ -152,31 +152,31 @@ settle_signals (struct worker *worker, struct nvs_error *error)
 static void
 forbid_core_dumps (void)
 {
-    if (setrlimit (RLIMIT_CORE, &(struct rlimit){1, 1}) != 0)
-        (void)setrlimit (RLIMIT_CORE, &(struct rlimit){0, 0});
+    if (setrlimit (RLIMIT_CORE, &(struct rlimit){ 1, 1 }) != 0)
+        (void)setrlimit (RLIMIT_CORE, &(struct rlimit){ 0, 0 });
 }
 
 static int
 settle_process (struct worker *worker, struct nvs_error *error)
 {
-    close_inherited();
+    close_inherited ();
     (void)fcntl (NVS_CONTROL_FD, F_SETFD, FD_CLOEXEC);
     (void)fcntl (NVS_CONTROL_FD, F_SETFL, fcntl (NVS_CONTROL_FD, F_GETFL) & ~O_NONBLOCK);
-    if (put_nothing (STDIN_FILENO, O_RDONLY, error) != 0 || put_nothing (STDOUT_FILENO, O_WRONLY, error) != 0 ||
-        (fcntl (STDERR_FILENO, F_GETFD) < 0 && put_nothing (STDERR_FILENO, O_WRONLY, error) != 0) ||
-        settle_signals (worker, error) != 0)
+    if (put_nothing (STDIN_FILENO, O_RDONLY, error) != 0 || put_nothing (STDOUT_FILENO, O_WRONLY, error) != 0
+        || (fcntl (STDERR_FILENO, F_GETFD) < 0 && put_nothing (STDERR_FILENO, O_WRONLY, error) != 0)
+        || settle_signals (worker, error) != 0)
         return -1;
-    (void)setsid();         /* fails for a session leader, which is what the spawn makes of it */
+    (void)setsid ();        /* fails for a session leader, which is what the spawn makes of it */
     if (chdir ("/") != 0) { /* keeps no folder of the caller's busy */
         int err = errno;
 
         return nvs_fail (error, NVS_STEP_DESCRIPTORS, err, "/", "cannot go to the root folder");
     }
     (void)umask (0); /* modes of nodes are as given; 022 again once the private /dev stands */
-    forbid_core_dumps();
-    worker->uid = geteuid();
-    worker->gid = getegid();
-    worker->mount_ns_before = nvs_namespace_mount_id();
+    forbid_core_dumps ();
+    worker->uid = geteuid ();
+    worker->gid = getegid ();
+    worker->mount_ns_before = nvs_namespace_mount_id ();
     return 0;
 }
 
@@ -295,31 +295,31 @@ static const struct stage {
     int (*run) (struct worker *, struct nvs_error *);
 } stages[] = {
     /* First the user namespace: it gives an unprivileged process the right to make the mount namespace. */
-    {NVS_STEP_USER_NS, &on_user, user_namespace},
+    { NVS_STEP_USER_NS, &on_user, user_namespace },
     /* Before any mount: until the ids are mapped, whatever is created belongs to nobody. */
-    {NVS_STEP_ID_MAP, &on_user, id_map},
-    {NVS_STEP_MOUNT_NS, &on_own_dev, mount_namespace},
+    { NVS_STEP_ID_MAP, &on_user, id_map },
+    { NVS_STEP_MOUNT_NS, &on_own_dev, mount_namespace },
     /* Before the first mount, and proved: where `/` is shared, mounts still go out of a namespace that is a copy. */
-    {NVS_STEP_PROPAGATION, &on_own_dev, propagation},
+    { NVS_STEP_PROPAGATION, &on_own_dev, propagation },
     /* While the old /dev can be seen, but after the namespace: only its own mounts can be bound. */
-    {NVS_STEP_DEV_ROOT, &on_own_dev, dev_root},
-    {NVS_STEP_DEV_TMPFS, &on_own_dev, dev_tmpfs},
-    {NVS_STEP_DEV_BASE, &on_own_dev, dev_base},
-    {NVS_STEP_DEV_NVIDIA, &on_own_dev, dev_nvidia},
+    { NVS_STEP_DEV_ROOT, &on_own_dev, dev_root },
+    { NVS_STEP_DEV_TMPFS, &on_own_dev, dev_tmpfs },
+    { NVS_STEP_DEV_BASE, &on_own_dev, dev_base },
+    { NVS_STEP_DEV_NVIDIA, &on_own_dev, dev_nvidia },
     /* The last mounts: the copy of the parameters lies on the tmpfs, which then may become read-only. */
-    {NVS_STEP_PARAMS, &on_own_dev, params},
+    { NVS_STEP_PARAMS, &on_own_dev, params },
     /* After all that needs privileges, and before the filter, which needs none once no_new_privs is set. */
-    {NVS_STEP_CAPS, &on_all, capabilities},
-    {NVS_STEP_NO_NEW_PRIVS, &on_all, no_new_privs},
-    {NVS_STEP_SECCOMP, &on_all, seccomp},
+    { NVS_STEP_CAPS, &on_all, capabilities },
+    { NVS_STEP_NO_NEW_PRIVS, &on_all, no_new_privs },
+    { NVS_STEP_SECCOMP, &on_all, seccomp },
     /* Only a finished set-up can be proved, and nothing of NVIDIA's has run yet. */
-    {NVS_STEP_CHECK, &on_all, check},
+    { NVS_STEP_CHECK, &on_all, check },
 };
 
 static uint64_t
 now_ns (void)
 {
-    struct timespec now = {0};
+    struct timespec now = { 0 };
 
     (void)clock_gettime (CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -329,13 +329,13 @@ static int
 isolate (struct worker *worker)
 {
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
-        uint64_t start = now_ns();
+        uint64_t start = now_ns ();
 
         if ((*stages[i].isolations & ON (worker->options.isolation)) == 0)
             continue;
         if (stages[i].run (worker, &worker->failed.error) != 0)
             return -1;
-        worker->report.step_ns[stages[i].step] = now_ns() - start;
+        worker->report.step_ns[stages[i].step] = now_ns () - start;
     }
     return 0;
 }
@@ -349,17 +349,18 @@ struct watch {
 };
 
 /* nvmlInit can take many seconds and, with a wedged GPU, for ever. Were the caller to die meanwhile, nobody would
- * notice the control socket's end: this thread does, gives the library some time to come back, and then ends the process. */
+ * notice the control socket's end: this thread does, gives the library some time to come back, and then ends the
+ * process. */
 static void *
 watch_caller (void *argument)
 {
     const struct watch *watch = argument;
     struct pollfd fds[] = {
-        {.fd = watch->control, .events = POLLRDHUP},
-        {.fd = watch->signals, .events = POLLIN},
-        {.fd = watch->done, .events = POLLIN},
+        { .fd = watch->control, .events = POLLRDHUP },
+        { .fd = watch->signals, .events = POLLIN },
+        { .fd = watch->done, .events = POLLIN },
     };
-    struct pollfd done = {.fd = watch->done, .events = POLLIN};
+    struct pollfd done = { .fd = watch->done, .events = POLLIN };
 
     while (poll (fds, 3, -1) < 0 && errno == EINTR)
         continue;
@@ -372,20 +373,21 @@ static int
 load_and_init (struct worker *worker)
 {
     struct nvs_failed *failed = &worker->failed;
-    uint64_t start = now_ns();
+    uint64_t start = now_ns ();
 
     if (worker->options.simulator[0] != '\0' && setenv ("NVSANDBOX_SIM", worker->options.simulator, 1) != 0)
         return nvs_fail (&failed->error, NVS_STEP_LIBRARY, ENOMEM, NULL, "cannot set the environment");
     if (nvs_library_load (&worker->library, worker->options.libraries, worker->options.libraries_count, failed->tried,
-                          sizeof failed->tried, &failed->error) != 0)
+                          sizeof failed->tried, &failed->error)
+        != 0)
         return -1;
-    worker->report.step_ns[NVS_STEP_LIBRARY] = now_ns() - start;
+    worker->report.step_ns[NVS_STEP_LIBRARY] = now_ns () - start;
     (void)snprintf (worker->report.library, sizeof worker->report.library, "%s", worker->library.path);
 
-    start = now_ns();
+    start = now_ns ();
     if (nvs_library_init (&worker->library, &worker->report.init_result, &failed->error) != 0)
         return -1;
-    worker->report.step_ns[NVS_STEP_INIT] = now_ns() - start;
+    worker->report.step_ns[NVS_STEP_INIT] = now_ns () - start;
     return 0;
 }
 
@@ -407,8 +409,8 @@ start_thread (pthread_t *thread, void *(*run) (void *), void *argument)
 static int
 start_library (struct worker *worker)
 {
-    struct watch watch = {.control = worker->control.socket, .signals = worker->control.signals};
-    pthread_t thread;
+    struct watch watch = { .control = worker->control.socket, .signals = worker->control.signals };
+    pthread_t thread = 0;
     int err;
     int rc;
 
@@ -432,7 +434,7 @@ draw_generation (void)
     uint32_t generation;
 
     if (getrandom (&generation, sizeof generation, GRND_NONBLOCK) != (ssize_t)sizeof generation)
-        generation = (uint32_t)now_ns() ^ (uint32_t)getpid();
+        generation = (uint32_t)now_ns () ^ (uint32_t)getpid ();
     return generation & 0xfffffu;
 }
 
@@ -440,14 +442,14 @@ static int
 open_channel (struct worker *worker, struct nvs_channels *channels)
 {
     struct nvs_open asked;
-    struct nvs_opened answer = {0};
+    struct nvs_opened answer = { 0 };
     enum nvs_message_type type = NVS_MSG_OPENED;
 
     if (nvs_control_parse_open (&worker->control, &asked, &worker->failed.error) != 0)
         return -1;
     answer.id = asked.id;
-    if (nvs_channels_open (channels, asked.kind, nvs_control_take_fd (&worker->control), asked.size, &answer.error) !=
-        0)
+    if (nvs_channels_open (channels, asked.kind, nvs_control_take_fd (&worker->control), asked.size, &answer.error)
+        != 0)
         type = NVS_MSG_REFUSED;
     (void)nvs_control_send (&worker->control, type, &answer,
                             sizeof answer); /* the next read sees that nobody listens */
@@ -475,8 +477,8 @@ serve (struct worker *worker, struct nvs_channels *channels)
     }
 }
 
-/* An orderly end, for an NVML user that is cut off has been seen to wedge GPUs: no new calls, a limit for those that run,
- * then nvmlShutdown, with an alarm whose default action ends a process that hangs in it. */
+/* An orderly end, for an NVML user that is cut off has been seen to wedge GPUs: no new calls, a limit for those that
+ * run, then nvmlShutdown, with an alarm whose default action ends a process that hangs in it. */
 static void
 shut_down (struct worker *worker, struct nvs_channels *channels)
 {
@@ -523,20 +525,20 @@ static void
 start (struct worker *worker)
 {
     struct nvs_report *answer = &worker->report;
-    uint64_t began = now_ns();
+    uint64_t began = now_ns ();
 
     if (settle_process (worker, &worker->failed.error) != 0)
         fail (worker);
-    answer->step_ns[NVS_STEP_DESCRIPTORS] = now_ns() - began;
+    answer->step_ns[NVS_STEP_DESCRIPTORS] = now_ns () - began;
 
     expect (worker, NVS_MSG_START);
-    if (nvs_control_parse_start (&worker->control, &worker->options, &worker->failed.error) != 0 ||
-        settle_output (worker, &worker->failed.error) != 0)
+    if (nvs_control_parse_start (&worker->control, &worker->options, &worker->failed.error) != 0
+        || settle_output (worker, &worker->failed.error) != 0)
         fail (worker);
     answer->protocol = NVS_PROTOCOL_VERSION;
     (void)snprintf (answer->build, sizeof answer->build, "%s", NVSANDBOX_VERSION);
     answer->isolation = (uint32_t)worker->options.isolation;
-    answer->pid = getpid();
+    answer->pid = getpid ();
     /* Before anything is covered: what is NVIDIA's is read from the host's /proc/devices. */
     nvs_policy_read (&worker->policy, &worker->options);
 }
@@ -555,7 +557,7 @@ run (struct worker *worker)
 
     if (start_library (worker) != 0)
         fail (worker);
-    channels = nvs_channels_new (&worker->library, draw_generation());
+    channels = nvs_channels_new (&worker->library, draw_generation ());
     if (channels == NULL) {
         (void)nvs_fail (&worker->failed.error, NVS_STEP_CHANNEL, ENOMEM, NULL, "no memory for the channels");
         fail (worker);
@@ -574,8 +576,8 @@ run (struct worker *worker)
 int
 main (int argc, char **argv)
 {
-    static struct worker worker = {.control = {.socket = NVS_CONTROL_FD, .signals = -1, .fd = -1},
-                                   .tree = {.root = -1, .old = -1, .dev = -1}};
+    static struct worker worker = { .control = { .socket = NVS_CONTROL_FD, .signals = -1, .fd = -1 },
+                                    .tree = { .root = -1, .old = -1, .dev = -1 } };
 
     if (argc == 2 && strcmp (argv[1], "--version") == 0) {
         (void)printf ("nvsandbox-worker %s (protocol %u)\n", NVSANDBOX_VERSION, NVS_PROTOCOL_VERSION);
