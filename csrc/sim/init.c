@@ -59,7 +59,8 @@ API nvmlReturn_t
 nvmlShutdown (void)
 {
     BEGIN ();
-    nvs_references--;
+    if (--nvs_references == 0)
+        nvs_wake ();
     return NVML_SUCCESS;
 }
 

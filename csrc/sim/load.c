@@ -86,6 +86,14 @@ nvs_power_mw (const struct nvs_gpu *gpu)
 }
 
 double
+nvs_load_sum (const struct nvs_gpu *gpu)
+{
+    struct wave wave = wave_of (gpu);
+
+    return load_sum (&wave, nvs_seconds ()) - load_sum (&wave, 0);
+}
+
+double
 nvs_energy_mj (const struct nvs_gpu *gpu)
 {
     struct wave wave = wave_of (gpu);

@@ -164,52 +164,73 @@ nvs_mig_clear (struct nvs_gpu *gpu)
         gi_destroy (gpu->gis[0]);
 }
 
-/* The first start that fits, from the end, as the driver fills a GPU for small instances; large ones have few. */
+/* The first start that fits; an instance of three slices goes to the upper half if it can, for one of four needs the
+ * lower. */
 static struct nvs_gi *
 gi_place (struct nvs_gpu *gpu, const struct nvs_mig_profile *profile)
 {
+    if (profile->slices == 3 && fits (gpu, profile, 4))
+        return gi_create (gpu, profile, 4);
     for (unsigned start = 0; start < NVS_SLICES; start++)
         if (fits (gpu, profile, start))
             return gi_create (gpu, profile, start);
     return NULL;
 }
 
-/* NAME[*N]+NAME[*N]…: each with one compute instance that is all of it. */
+/* One NAME[*N] of a layout: the profile's place in the GPU's list, and N. "+me" is the end of a name, although + separates. */
+static int
+layout_word (const struct nvs_gpu *gpu, const char **text, unsigned *n, unsigned *times)
+{
+    const struct nvs_mig_profile *profile = NULL;
+    size_t length = strcspn (*text, "+*");
+
+    if (strncmp (*text + length, "+me", 3) == 0 && strchr ("+*", (*text)[length + 3]) != NULL)
+        length += 3;
+    for (*n = 0; (profile = nvs_mig_profile (gpu->profile, *n)) != NULL; ++*n)
+        if (strlen (profile->name) == length && strncmp (profile->name, *text, length) == 0)
+            break;
+    if (profile == NULL)
+        return -1;
+    *text += length;
+    *times = 1;
+    if (**text == '*') {
+        char *end = NULL;
+
+        *times = (unsigned)strtoul (*text + 1, &end, 10);
+        *text = end;
+    }
+    if (**text == '+')
+        ++*text;
+    else if (**text != '\0')
+        return -1;
+    return *times >= 1 && *times <= COMPUTE_SLICES ? 0 : -1;
+}
+
+/* NAME[*N]+NAME[*N]…: each with one compute instance that is all of it. The largest are placed first, so that what fits in some
+ * order fits in any. */
 int
 nvs_mig_layout (struct nvs_gpu *gpu, const char *layout)
 {
-    char copy[256];
-    char *rest = copy;
-    char *word = NULL;
+    unsigned wanted[16] = { 0 };
 
-    (void)snprintf (copy, sizeof copy, "%s", layout);
     gpu->mig = gpu->mig_pending = 1;
-    while ((word = strsep (&rest, "+")) != NULL) {
-        const struct nvs_mig_profile *profile = NULL;
-        char *star = NULL;
-        unsigned long times = 1;
-        char name[32];
+    while (*layout != '\0') {
+        unsigned n = 0, times = 0;
 
-        /* "1g.10gb+me" has the separator in its name. */
-        if (rest != NULL && strncmp (rest, "me", 2) == 0 && (rest[2] == '\0' || rest[2] == '+' || rest[2] == '*'))
-            rest[-1] = '+', word[strlen (word)] = '\0', (void)strsep (&rest, "+");
-        star = strchr (word, '*');
-        if (star != NULL) {
-            *star = '\0';
-            times = strtoul (star + 1, NULL, 10);
-        }
-        (void)snprintf (name, sizeof name, "%s", word);
-        for (unsigned n = 0; (profile = nvs_mig_profile (gpu->profile, n)) != NULL; n++)
-            if (strcmp (profile->name, name) == 0)
-                break;
-        if (profile == NULL)
+        if (layout_word (gpu, &layout, &n, &times) != 0)
             return -1;
-        for (; times > 0; times--) {
-            struct nvs_gi *gi = gi_place (gpu, profile);
+        wanted[n] += times;
+    }
+    for (unsigned slices = COMPUTE_SLICES; slices > 0; slices--) {
+        const struct nvs_mig_profile *profile = NULL;
 
-            if (gi == NULL || ci_create (gi, profile->slices, 0) == NULL)
-                return -1;
-        }
+        for (unsigned n = 0; (profile = nvs_mig_profile (gpu->profile, n)) != NULL; n++)
+            for (; profile->slices == slices && wanted[n] > 0; wanted[n]--) {
+                struct nvs_gi *gi = gi_place (gpu, profile);
+
+                if (gi == NULL || ci_create (gi, profile->slices, 0) == NULL)
+                    return -1;
+            }
     }
     return 0;
 }

@@ -157,7 +157,21 @@ struct nvml_gpm_metrics { uint32_t version, count; nvmlGpmSample_t first, second
 struct nvml_fabric { uint8_t cluster[16]; uint32_t status, clique; uint32_t state; };
 struct nvml_fabric_v2 { uint32_t version; uint8_t cluster[16]; uint32_t status, clique; uint32_t state, health; };
 struct nvml_fabric_v3 { uint32_t version; uint8_t cluster[16]; uint32_t status, clique; uint32_t state, health; uint8_t summary; };
+struct nvml_fabric_v4 {
+    uint8_t cluster[16];
+    uint32_t status;
+    struct { uint8_t type; uint32_t id; } cliques[64];
+    uint32_t cliques_count;
+    uint8_t state;
+    uint32_t health;
+    uint8_t summary;
+};
 struct nvml_link_info { uint32_t version, encrypted; };
+struct nvml_link_info_v2 {
+    uint32_t version, encrypted;
+    struct { uint8_t kind; uint32_t major, minor, sub_minor; } firmware[100];
+    uint32_t firmware_count;
+};
 
 struct nvml_encoder_session { uint32_t id, pid, vgpu, codec, width, height, fps, latency; };
 struct nvml_fbc_stats { uint32_t sessions, fps, latency; };
@@ -210,6 +224,8 @@ NVS_SIZE (nvml_gpm_metrics, 24);
 NVS_SIZE (nvml_fabric, 28);
 NVS_SIZE (nvml_fabric_v2, 36);
 NVS_SIZE (nvml_fabric_v3, 40);
+NVS_SIZE (nvml_fabric_v4, 548);
+NVS_SIZE (nvml_link_info_v2, 1612);
 NVS_SIZE (nvml_bridge_chips, 1028);
 NVS_SIZE (nvml_accounting, 56);
 

@@ -71,7 +71,7 @@ struct nvs_gpu {
     /* What setters change. */
     unsigned persistence, compute_mode, ecc_pending, accounting, mig, mig_pending;
     unsigned power_limit_mw, app_clock_mem, app_clock_graphics, locked_min, locked_max;
-    unsigned auto_boost, gpm_streaming;
+    unsigned gpm_streaming, ecc_cleared;
     double energy_mj; /* used before energy_since: the limit, and with it the power, was another one */
     double energy_since;
     struct nvs_gi *gis[NVS_SLICES];
@@ -82,6 +82,7 @@ struct nvs_machine {
     unsigned count;                   /* GPUs that NVML sees */
     struct nvs_gpu gpus[NVS_GPUS_MAX]; /* those */
     unsigned growth;                  /* grow=1: by how much lists have grown */
+    bool xid_given;                   /* xid=: once */
 };
 
 extern struct nvs_machine nvs_machine;
@@ -90,7 +91,8 @@ extern struct nvs_machine nvs_machine;
 int nvs_machine_setup (const struct nvs_options *options, const char *description);
 void *nvs_handle_new (size_t size, int kind); /* NULL without memory */
 void nvs_handle_free (void *handle);
-bool nvs_handle_known (const void *handle, int kind);
+bool nvs_handle_known (const void *handle, int kind); /* strict_handles=1: aborts rather than say no */
+bool nvs_handle_exists (const void *handle, int kind);
 enum { NVS_HANDLE_DEVICE = 1, NVS_HANDLE_GI, NVS_HANDLE_CI, NVS_HANDLE_EVENTS, NVS_HANDLE_SYSTEM_EVENTS, NVS_HANDLE_SAMPLE };
 uint64_t nvs_hash (uint64_t a, uint64_t b);
 void nvs_uuid_make (char text[48], uint8_t bytes[16], const char *prefix, uint64_t a, uint64_t b);
@@ -106,7 +108,9 @@ nvmlReturn_t nvs_begin (struct nvs_call *call, const char *function);
 void nvs_begin_init (struct nvs_call *call); /* only the lock: nvmlInit has no options yet */
 void nvs_inject (const char *function);
 void nvs_end (struct nvs_call *call);
-void nvs_unlock (struct nvs_call *call); /* for the calls that wait */
+/* Waits, without the lock, until the time is up (TIMEOUT; NVS_NO_ID is for ever), or the handle or NVML itself is gone. */
+nvmlReturn_t nvs_wait (struct nvs_call *call, unsigned timeout_ms, const void *handle, int kind);
+void nvs_wake (void); /* after a handle went, or the last nvmlShutdown */
 void nvs_sleep_us (uint64_t us);
 extern unsigned nvs_references; /* nvmlInit less nvmlShutdown */
 
@@ -131,6 +135,7 @@ unsigned nvs_util_memory (const struct nvs_gpu *gpu);
 unsigned nvs_util_at (const struct nvs_gpu *gpu, double seconds);
 unsigned nvs_power_mw (const struct nvs_gpu *gpu);
 unsigned nvs_power_at (const struct nvs_gpu *gpu, double seconds);
+double nvs_load_sum (const struct nvs_gpu *gpu); /* percent-seconds of load since the machine started */
 double nvs_energy_mj (const struct nvs_gpu *gpu);
 unsigned nvs_temperature (const struct nvs_gpu *gpu);
 unsigned nvs_temperature_memory (const struct nvs_gpu *gpu);

@@ -37,6 +37,15 @@ nvs_handle_new (size_t size, int kind)
     return handle;
 }
 
+bool
+nvs_handle_exists (const void *handle, int kind)
+{
+    for (size_t i = 0; i < entries_count; i++)
+        if (entries[i].handle == handle && entries[i].kind == kind)
+            return true;
+    return false;
+}
+
 static void
 forget (size_t i)
 {
@@ -58,9 +67,8 @@ nvs_handle_free (void *handle)
 bool
 nvs_handle_known (const void *handle, int kind)
 {
-    for (size_t i = 0; i < entries_count; i++)
-        if (entries[i].handle == handle && entries[i].kind == kind)
-            return true;
+    if (nvs_handle_exists (handle, kind))
+        return true;
     /* The real library dereferences what it is given, and dies of it. */
     if (nvs_machine.options.strict_handles && handle != NULL)
         abort ();
@@ -157,15 +165,21 @@ gpu_setup (struct nvs_gpu *gpu, const struct nvs_options *options, unsigned slot
 }
 
 /* Called by the nvmlInit that counts from 0 to 1. The machine stays as it was left, as a driver's state does, if it is described as
- * before. With strict_handles=1 it is made anew, and so are its handles: the old ones are kept allocated, so that
- * no new handle has an old one's address. */
+ * before. With strict_handles=1 it is made anew, and so are its handles: the old ones stay allocated, so that no new
+ * handle has an old one's address. */
 int
 nvs_machine_setup (const struct nvs_options *options, const char *description)
 {
     if (!options->strict_handles && strcmp (description, last_description) == 0)
         return 0;
     last_description[0] = '\0';
-    entries_count = 0;
+    for (size_t i = 0; i < entries_count; i++) {
+        if (!options->strict_handles)
+            free (entries[i].handle);
+        entries[i].kind = 0; /* of no kind: unknown */
+    }
+    if (!options->strict_handles)
+        entries_count = 0;
     nvs_machine = (struct nvs_machine) { .options = *options };
     for (unsigned slot = 0; slot < options->count; slot++) {
         struct nvs_gpu *gpu = &nvs_machine.gpus[nvs_machine.count];

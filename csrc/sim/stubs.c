@@ -31,6 +31,14 @@
             return NVML_ERROR_INVALID_ARGUMENT;                                                                       \
         return NVML_ERROR_NOT_SUPPORTED;                                                                              \
     }
+#define STUB_E(name)                                                                                                  \
+    WEAK nvmlReturn_t name (nvmlEventSet_t set)                                                                       \
+    {                                                                                                                 \
+        BEGIN ();                                                                                                     \
+        if (!nvs_handle_known (set, NVS_HANDLE_EVENTS))                                                               \
+            return NVML_ERROR_INVALID_ARGUMENT;                                                                       \
+        return NVML_ERROR_NOT_SUPPORTED;                                                                              \
+    }
 #define STUB_H(name)                                                                                                  \
     WEAK nvmlReturn_t name (nvmlUnit_t unit)                                                                          \
     {                                                                                                                 \
