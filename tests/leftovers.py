@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test may leave behind: a picture of it before, and what a later one has in excess."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import host
+
+MARK = "NVML_TEST_RUN"
+"""An environment variable that the workers of this test run inherit, so that one is found that has lost its parent."""
+
+
+def _processes() -> dict[str, str]:
+    found = {}
+    mark = f"{MARK}={os.environ.get(MARK)}".encode()
+    own_session = os.getsid(0)
+    for pid, (name, parent) in host.processes().items():
+        if parent == os.getpid():
+            found[f"process {pid}"] = f"{name}, a child"
+        elif name.startswith("nvsandbox-work"):
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                session = os.getsid(pid)
+            except OSError:
+                continue
+            if mark in environment or session == own_session:
+                found[f"process {pid}"] = f"{name}, of parent {parent}"
+    return found
+
+
+def _threads() -> dict[str, str]:
+    found = {}
+    for name in os.listdir("/proc/self/task"):
+        try:
+            found[f"thread {name}"] = Path(f"/proc/self/task/{name}/comm").read_text().strip()
+        except OSError:
+            continue
+    return found
+
+
+def _volatile(path: str) -> bool:
+    """Terminals and shared memory that other programs on this machine make and remove."""
+    return path.startswith(("/dev/pts/", "/dev/shm/")) and "nvsandbox" not in path
+
+
+def _files() -> dict[str, str]:
+    folder = tempfile.gettempdir()
+    return {
+        f"file {os.path.join(folder, name)}": ""
+        for name in os.listdir(folder)
+        if "nvsandbox" in name.lower() or "nvml" in name.lower()
+    }
+
+
+def _pynvml() -> dict[str, str]:
+    """Where plain pynvml calls go."""
+    module = sys.modules.get("pynvml")
+    library = None if module is None else module.nvmlLib
+    return {"pynvml.nvmlLib": "none" if library is None else f"{library!r} at {id(library):#x}"}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One picture. `things` come and go; `state` must stay as it is."""
+
+    things: dict[str, Any]
+    state: dict[str, Any]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        things: dict[str, Any] = {}
+        things.update(_processes())
+        things.update(_threads())
+        things.update({f"descriptor {fd}": target for fd, target in host.descriptors().items()})
+        things.update({f"mount {line}": "" for line in host.mounts()})
+        things.update({f"mapping {line}": "" for line in host.memfd_mappings()})
+        things.update(_files())
+        things.update({f"node {path}": facts for path, facts in host.listing("/dev", skip=_volatile).items()})
+        state: dict[str, Any] = {}
+        state.update(host.privileges())
+        state.update({f"namespace {name}": identity for name, identity in host.namespaces().items()})
+        state.update(_pynvml())
+        state["working directory"] = os.getcwd()
+        return cls(things, state)
+
+    def left_by(self, later: Snapshot) -> list[str]:
+        """What `later` has and this has not, line by line; and nodes and mounts that are gone."""
+        left = [f"{name} ({facts})" for name, facts in later.things.items() if self.things.get(name) != facts]
+        left += [
+            f"{name} is gone"
+            for name in self.things
+            if name not in later.things and name.startswith(("node ", "mount "))
+        ]
+        left += [
+            f"{name} was {before}, is {later.state.get(name)}"
+            for name, before in self.state.items()
+            if later.state.get(name) != before
+        ]
+        return left
