@@ -16,8 +16,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # for `from host import ...`
 
 import host as stand_in
-from leftovers import MARK, Snapshot
 from host import Host, require
+from leftovers import MARK, Snapshot
 
 GRACE = 3.0
 """Seconds for what ends on its own (a worker that was told to stop, a thread that is on its way out)."""
@@ -25,8 +25,8 @@ GRACE = 3.0
 
 @pytest.fixture(scope="session", autouse=True)
 def _stand_in_for_dev() -> Iterator[None]:
-    """Moves this process to a mount namespace with a /dev of its own, before anything that could spoil the real one runs,
-    and looks at the end whether that is as it was."""
+    """Moves this process to a mount namespace with a /dev of its own, before anything that could spoil the real one
+    runs, and looks at the end whether that is as it was."""
     os.environ[MARK] = str(os.getpid())
     real = os.open("/dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     before = _nvidia_nodes(real)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for the host: mount namespaces with a /dev that may be spoilt, and ways to look at it from outside.
 
-:class:`Host` runs a function in a process of its own there, as another user or with system calls refused if need be. This
-file is also the program that this process runs, and that process may not be able to read the tests: it stands alone and
-uses nothing but the standard library.
+:class:`Host` runs a function in a process of its own there, as another user or with system calls refused if need be.
+This file is also the program that this process runs, and that process may not be able to read the tests: it stands
+alone and uses nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ _BASE = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "uran
 
 
 def play_host() -> None:
-    """Gives this process a mount namespace of its own in which /dev is a tmpfs that looks like a host's: base nodes, pts,
-    shm, and from the real one /dev/fuse and NVIDIA's nodes, if there are any."""
+    """Gives this process a mount namespace of its own in which /dev is a tmpfs that looks like a host's: base nodes,
+    pts, shm, and from the real one /dev/fuse and NVIDIA's nodes, if there are any."""
     old = os.open("/dev", os.O_PATH | os.O_DIRECTORY)
     unshare(CLONE_NEWNS)
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
@@ -369,7 +369,8 @@ def refuse_user_namespaces() -> None:
 
 
 class Supervisor:
-    """Decides, by user notification, on every one of some system calls of the processes that this thread starts from now
+    """Decides, by user notification, on every one of some system calls of the processes that this thread starts from
+    now
     on: `decide(name, number of the call from 1, arguments, pid)` returns an errno, or 0 to let it pass."""
 
     def __init__(self, names: tuple[str, ...], decide: Callable[[str, int, tuple[int, ...], int], int]) -> None:
