@@ -35,8 +35,9 @@ def direct(library: str) -> dict[str, Any]:
 
 def sandboxed(library: str, isolation: str) -> dict[str, Any]:
     import host
-    import nvsandbox
     import pynvml
+
+    import nvsandbox
 
     before = host.listing()
     watch = host.Watch()
