@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs as text for people: a table for terminals, lines for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import click
+
+from nvsandbox.inventory import GPU, Failure, MigDevice, System
+
+NA = "N/A"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a query found."""
+
+    isolation: str
+    library: str
+    simulate: str | None
+    system: System
+    gpus: list[GPU]
+
+    def totals(self) -> dict[str, int | None]:
+        """Sums over the GPUs that say both their total and their used memory; None where none does."""
+        known = [
+            (gpu.memory_total_bytes, gpu.memory_used_bytes)
+            for gpu in self.gpus
+            if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
+        ]
+        return {
+            "gpus": len(self.gpus),
+            "gpus_with_memory": len(known),
+            "memory_total_bytes": sum(total for total, _ in known) if known else None,
+            "memory_used_bytes": sum(used for _, used in known) if known else None,
+        }
+
+
+# ---- values ----------------------------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return NA
+    # A name is whatever the driver says: nothing in it may move the cursor or break the line.
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
+
+
+def _mib(value: int | None) -> str:
+    return NA if value is None else str(round(value / _MIB))
+
+
+def _unit(value: float | None, unit: str, scale: int = 1) -> str:
+    return NA if value is None else f"{value / scale:.0f} {unit}"
+
+
+def _mig(gpu: GPU) -> str:
+    if gpu.mig_enabled is None:
+        return NA
+    return f"on, {len(gpu.mig_devices or ())}" if gpu.mig_enabled else "off"
+
+
+def _node(gpu: GPU) -> str:
+    return NA if gpu.minor_number is None else f"/dev/nvidia{gpu.minor_number}"
+
+
+def _heading(report: Report) -> str:
+    system = report.system
+    source = "" if report.simulate is None else f", simulated: {report.simulate}"
+    return (
+        f"driver {_text(system.driver_version)}, NVML {_text(system.nvml_version)}, CUDA {_text(system.cuda_version)}, "
+        f"isolation {report.isolation}{source}"
+    )
+
+
+def _sum(report: Report) -> str:
+    totals = report.totals()
+    count = len(report.gpus)
+    known = totals["gpus_with_memory"]
+    text = f"{count} GPU{'' if count == 1 else 's'}"
+    total, used = totals["memory_total_bytes"], totals["memory_used_bytes"]
+    if total is not None and used is not None:
+        text += f", {_mib(used)} of {_mib(total)} MiB used"
+        if known != count:
+            text += f" (of the {known} that tell)"
+    return text
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def plain(report: Report) -> None:
+    """One line for each GPU, then one for each MIG device; cells are two or more spaces apart."""
+    click.echo(_heading(report))
+    rows: list[tuple[str, ...]] = [_GPU_HEADS]
+    for gpu in report.gpus:
+        rows.append(
+            (
+                str(gpu.index),
+                _node(gpu),
+                _text(gpu.name),
+                _text(gpu.uuid),
+                _text(gpu.pci_bus_id),
+                _mib(gpu.memory_used_bytes),
+                _mib(gpu.memory_free_bytes),
+                _mib(gpu.memory_reserved_bytes),
+                _mib(gpu.memory_total_bytes),
+                _text(gpu.utilization_gpu_percent),
+                _text(gpu.utilization_memory_percent),
+                _text(gpu.temperature_celsius),
+                _unit(gpu.power_milliwatts, "", 1000).rstrip(),
+                _unit(gpu.power_limit_milliwatts, "", 1000).rstrip(),
+                _mig(gpu),
+                "ok" if gpu.error is None else _text(gpu.error.message),
+            )
+        )
+    for line in _aligned(rows):
+        click.echo(line)
+    migs = [(gpu, device) for gpu in report.gpus for device in gpu.mig_devices or ()]
+    if migs:
+        click.echo()
+        for line in _aligned([_MIG_HEADS, *(_mig_row(gpu, device) for gpu, device in migs)]):
+            click.echo(line)
+    click.echo()
+    click.echo(_sum(report))
+
+
+_GPU_HEADS = (
+    *("GPU", "NODE", "NAME", "UUID", "BUS ID", "USED MiB", "FREE MiB", "RESERVED MiB", "TOTAL MiB"),
+    *("GPU %", "MEM %", "TEMP C", "POWER W", "LIMIT W", "MIG", "STATUS"),
+)
+_MIG_HEADS = ("GPU", "MIG", "GI", "CI", "NAME", "UUID", "USED MiB", "FREE MiB", "RESERVED MiB", "TOTAL MiB")
+
+
+def _mig_row(gpu: GPU, device: MigDevice) -> tuple[str, ...]:
+    return (
+        str(gpu.index),
+        str(device.index),
+        _text(device.gpu_instance_id),
+        _text(device.compute_instance_id),
+        _text(device.name),
+        _text(device.uuid),
+        _mib(device.memory_used_bytes),
+        _mib(device.memory_free_bytes),
+        _mib(device.memory_reserved_bytes),
+        _mib(device.memory_total_bytes),
+    )
+
+
+# ---- table -----------------------------------------------------------------------------------------------------
+
+
+def table(report: Report) -> None:
+    """For a terminal of 80 columns or more."""
+    # Here, for nobody else needs it and it takes a while to import.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    grid = Table(title=None, box=None, padding=(0, 1), header_style="bold", collapse_padding=True)
+    grid.add_column("GPU", justify="right")
+    grid.add_column("Device", overflow="fold", min_width=40)
+    grid.add_column("Memory, MiB", justify="right", no_wrap=True)
+    grid.add_column("State", justify="right", no_wrap=True)
+    for gpu in report.gpus:
+        device = Text(_text(gpu.name), style="bold")
+        if gpu.error is None:
+            for line in (_text(gpu.uuid), _text(gpu.pci_bus_id), f"{_node(gpu)}, MIG {_mig(gpu)}"):
+                device.append(f"\n{line}", style="not bold")
+        else:
+            device.append(f"\ncannot be queried: {_text(gpu.error.message)}", style="not bold red")
+        grid.add_row(str(gpu.index), device, _memory(gpu), _state(gpu))
+        for mig in gpu.mig_devices or ():
+            name = Text(f"{_text(mig.name)}\n{_text(mig.uuid)}")
+            grid.add_row(f"{gpu.index}.{mig.index}", name, _memory(mig, brief=True), "")
+        grid.add_row()
+    console.print(Text(_heading(report)))
+    console.print()
+    if report.gpus:
+        console.print(grid)
+    console.print(Text(_sum(report)))
+
+
+def _memory(of: GPU | MigDevice, brief: bool = False) -> str:
+    lines = [f"{_mib(of.memory_used_bytes)} used"]
+    if not brief:
+        lines += [f"{_mib(of.memory_free_bytes)} free", f"{_mib(of.memory_reserved_bytes)} reserved"]
+    return "\n".join([*lines, f"{_mib(of.memory_total_bytes)} total"])
+
+
+def _state(gpu: GPU) -> str:
+    return "\n".join(
+        (
+            f"{_unit(gpu.utilization_gpu_percent, '%')} GPU",
+            f"{_unit(gpu.utilization_memory_percent, '%')} memory",
+            _unit(gpu.temperature_celsius, "°C"),
+            f"{_unit(gpu.power_milliwatts, '', 1000).rstrip()} of {_unit(gpu.power_limit_milliwatts, 'W', 1000)}",
+        )
+    )
+
+
+# ---- what went wrong --------------------------------------------------------------------------------------------
+
+
+def problems(report: Report) -> None:
+    """On stderr, what could not be read and why, the same thing on several GPUs once."""
+    seen: dict[tuple[str, str], list[str]] = {}
+
+    def note(where: str, failures: Sequence[Failure]) -> None:
+        for failure in failures:
+            seen.setdefault((failure.field, failure.message), []).append(where)
+
+    note("driver", report.system.errors)
+    for gpu in report.gpus:
+        note(f"GPU {gpu.index}", ([gpu.error] if gpu.error is not None else []) + gpu.errors)
+        for device in gpu.mig_devices or ():
+            note(f"MIG device {gpu.index}.{device.index}", device.errors)
+    for (field, message), where in seen.items():
+        what = "cannot be queried" if field == "gpu" else f"no {field}"
+        click.echo(f"nvsandbox: {', '.join(where)}: {what}: {_text(message)}", err=True)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands together, and how they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import nvsandbox
+from nvsandbox.cli import failure
+from nvsandbox.cli.query import query
+
+
+class _Program(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except failure.EXPECTED as error:
+            raise failure.ending(error) from error
+
+
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(nvsandbox.__version__, message="nvsandbox %(version)s")
+def main() -> None:
+    """NVIDIA's management library (NVML) in a sandbox: the host's /dev stays as it is.
+
+    \b
+    Examples:
+      nvsandbox query                          the GPUs of this machine
+      nvsandbox query --json                   the same for programs
+      nvsandbox query --simulate h100x8        eight simulated GPUs, no driver needed
+      nvsandbox query --driver-root /run/nvidia/driver
+                                               with the driver in a container
+
+    \b
+    Exit status: 0; 1 NVML failed, such as without a driver; 2 wrong usage; 3 no sandbox could be
+    started. NVSANDBOX_DEBUG=1 adds tracebacks to errors.
+    """
+
+
+main.add_command(query)
