@@ -19,9 +19,9 @@ static int
 check_dev (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs_report *report,
            struct nvs_error *error)
 {
-    struct statfs fs = {0};
+    struct statfs fs = { 0 };
 
-    report->mount_ns = nvs_namespace_mount_id();
+    report->mount_ns = nvs_namespace_mount_id ();
     if (statfs ("/dev", &fs) == 0)
         report->dev_fs_magic = (uint64_t)fs.f_type;
     if (policy->options->isolation == NVS_ISOLATION_GUARD)
@@ -37,7 +37,7 @@ check_dev (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs
 static int
 check_privileges (const struct nvs_policy *policy, struct nvs_report *report, struct nvs_error *error)
 {
-    struct nvs_caps caps = {0};
+    struct nvs_caps caps = { 0 };
 
     if (nvs_sys_capget (&caps) != 0) {
         int err = errno;
@@ -45,7 +45,7 @@ check_privileges (const struct nvs_policy *policy, struct nvs_report *report, st
         return nvs_fail (error, NVS_STEP_CHECK, err, NULL, "cannot read the capabilities");
     }
     report->caps_effective = caps.effective;
-    report->caps_bounding = nvs_lockdown_bounding();
+    report->caps_bounding = nvs_lockdown_bounding ();
     report->no_new_privs = prctl (PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1;
     report->seccomp_mode = (uint32_t)prctl (PR_GET_SECCOMP, 0, 0, 0, 0);
     if (caps.effective != policy->keep_caps || caps.permitted != policy->keep_caps || caps.inheritable != 0)
@@ -83,8 +83,9 @@ check_refused (int folder, mode_t type, unsigned int major_number, unsigned int 
 static int
 check_names_refused (struct nvs_error *error)
 {
-    if (mkdirat (-1, ".nvsandbox-check", 0700) == 0 || errno != EPERM || symlinkat ("x", -1, ".nvsandbox-check") == 0 ||
-        errno != EPERM || openat (-1, ".nvsandbox-check", O_CREAT | O_WRONLY | O_CLOEXEC, 0600) >= 0 || errno != EPERM)
+    if (mkdirat (-1, ".nvsandbox-check", 0700) == 0 || errno != EPERM || symlinkat ("x", -1, ".nvsandbox-check") == 0
+        || errno != EPERM || openat (-1, ".nvsandbox-check", O_CREAT | O_WRONLY | O_CLOEXEC, 0600) >= 0
+        || errno != EPERM)
         return nvs_fail (error, NVS_STEP_CHECK, 0, "/dev",
                          "making a name in the file system was not refused by the filter");
     return 0;
@@ -97,8 +98,8 @@ check_mknod (const struct nvs_policy *policy, struct nvs_error *error)
     int rc;
 
     /* First without a place to put it, and only where /dev is ours then with one. */
-    if (check_refused (-1, S_IFBLK, 8, 0, error) != 0 || check_refused (-1, S_IFCHR, 1, 1, error) != 0 ||
-        (!policy->mknod && check_refused (-1, S_IFCHR, 195, 255, error) != 0))
+    if (check_refused (-1, S_IFBLK, 8, 0, error) != 0 || check_refused (-1, S_IFCHR, 1, 1, error) != 0
+        || (!policy->mknod && check_refused (-1, S_IFCHR, 195, 255, error) != 0))
         return -1;
     if (policy->options->isolation == NVS_ISOLATION_GUARD)
         return check_names_refused (error);

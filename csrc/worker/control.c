@@ -59,8 +59,8 @@ static int
 wait_for_packet (const struct nvs_control *control, struct nvs_error *error)
 {
     struct pollfd fds[] = {
-        {.fd = control->socket, .events = POLLIN},
-        {.fd = control->signals, .events = POLLIN},
+        { .fd = control->socket, .events = POLLIN },
+        { .fd = control->signals, .events = POLLIN },
     };
 
     while (poll (fds, 2, -1) < 0) {
@@ -76,9 +76,10 @@ int
 nvs_control_receive (struct nvs_control *control, struct nvs_error *error)
 {
     _Alignas (struct cmsghdr) char ancillary[CMSG_SPACE (sizeof (int))];
-    struct iovec data = {.iov_base = control->packet, .iov_len = sizeof control->packet};
+    struct iovec data = { .iov_base = control->packet, .iov_len = sizeof control->packet };
     struct msghdr header = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = ancillary, .msg_controllen = sizeof ancillary};
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = ancillary, .msg_controllen = sizeof ancillary
+    };
     struct nvs_message message;
     ssize_t got;
     unsigned int count;
@@ -140,7 +141,7 @@ nvs_control_take_fd (struct nvs_control *control)
 int
 nvs_control_send (const struct nvs_control *control, enum nvs_message_type type, void *message, size_t size)
 {
-    struct nvs_message header = {.magic = NVS_MAGIC, .type = (uint32_t)type};
+    struct nvs_message header = { .magic = NVS_MAGIC, .type = (uint32_t)type };
     ssize_t sent;
 
     memcpy (message, &header, sizeof header);
@@ -180,7 +181,7 @@ split_strings (struct nvs_options *options, uint32_t length, struct nvs_error *e
 int
 nvs_control_parse_start (const struct nvs_control *control, struct nvs_options *options, struct nvs_error *error)
 {
-    struct nvs_start start = {0};
+    struct nvs_start start = { 0 };
     const size_t fixed = offsetof (struct nvs_start, isolation);
 
     if (nvs_control_type (control) != NVS_MSG_START)

@@ -6,12 +6,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "error.h"
@@ -63,8 +65,9 @@ is_wanted_name (const struct nvs_policy *policy, const char *name)
 
     if (is_gpu_name (name, &number))
         return nvs_policy_shows_gpu (policy, number);
-    return strcmp (name, "nvidiactl") == 0 || strcmp (name, "nvidia-modeset") == 0 || strcmp (name, "dxg") == 0 ||
-           has_prefix (name, "nvidia-uvm") || has_prefix (name, "nvidia-nvswitch") || has_prefix (name, "nvidia-vgpu");
+    return strcmp (name, "nvidiactl") == 0 || strcmp (name, "nvidia-modeset") == 0 || strcmp (name, "dxg") == 0
+           || has_prefix (name, "nvidia-uvm") || has_prefix (name, "nvidia-nvswitch")
+           || has_prefix (name, "nvidia-vgpu");
 }
 
 /* Regular files are stand-ins, as tests and some container runtimes make them: no harm, and bound as they are. */
@@ -91,7 +94,7 @@ add_node (struct nvs_devtree *tree)
         tree->nodes = nodes;
         tree->capacity = capacity;
     }
-    tree->nodes[tree->count] = (struct nvs_node){.target = ""};
+    tree->nodes[tree->count] = (struct nvs_node){ .target = "" };
     return &tree->nodes[tree->count++];
 }
 
@@ -130,8 +133,8 @@ survey_link (struct nvs_devtree *tree, const char *name)
     ssize_t size;
     int length = snprintf (path, sizeof path, "char/%s", name);
 
-    if (length < 0 || (size_t)length >= sizeof path || sscanf (name, "%u:%u", &major_number, &minor_number) != 2 ||
-        !nvs_policy_allows (tree->policy, makedev (major_number, minor_number)))
+    if (length < 0 || (size_t)length >= sizeof path || sscanf (name, "%u:%u", &major_number, &minor_number) != 2
+        || !nvs_policy_allows (tree->policy, makedev (major_number, minor_number)))
         return;
     size = readlinkat (tree->root, path, text, sizeof text - 1);
     if (size < 0)
@@ -189,7 +192,7 @@ compare_nodes (const void *a, const void *b)
 static const struct nvs_node *
 find_node (const struct nvs_devtree *tree, const char *name)
 {
-    struct nvs_node key = {.target = ""};
+    struct nvs_node key = { .target = "" };
 
     (void)snprintf (key.name, sizeof key.name, "%s", name);
     return tree->count == 0 ? NULL : bsearch (&key, tree->nodes, tree->count, sizeof key, compare_nodes);
@@ -200,12 +203,13 @@ find_node (const struct nvs_devtree *tree, const char *name)
 int
 nvs_devtree_survey (struct nvs_devtree *tree, const struct nvs_policy *policy, struct nvs_error *error)
 {
-    static const char *const folders[] = {"nvidia-caps/", "nvidia-caps-imex-channels/", "char/"};
+    static const char *const folders[] = { "nvidia-caps/", "nvidia-caps-imex-channels/", "char/" };
     const char *path = policy->options->dev_root;
     int err;
 
-    *tree = (struct nvs_devtree){
-        .policy = policy, .bind_only = policy->options->isolation == NVS_ISOLATION_USER, .dev = -1};
+    *tree = (struct nvs_devtree){ .policy = policy,
+                                  .bind_only = policy->options->isolation == NVS_ISOLATION_USER,
+                                  .dev = -1 };
     tree->old = open ("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
     tree->root = open (path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (tree->root < 0) {
@@ -231,6 +235,9 @@ nvs_devtree_survey (struct nvs_devtree *tree, const struct nvs_policy *policy, s
 int
 nvs_devtree_cover (struct nvs_devtree *tree, struct nvs_error *error)
 {
+    struct statfs now;
+    struct stat old;
+    struct stat dev;
     int err;
 
     if (mount ("tmpfs", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=0755,size=1m,nr_inodes=16384") != 0) {
@@ -247,6 +254,11 @@ nvs_devtree_cover (struct nvs_devtree *tree, struct nvs_error *error)
         err = errno;
         return nvs_fail (error, NVS_STEP_DEV_TMPFS, err, "/dev", "cannot open the private /dev");
     }
+    /* Before the first node: what follows writes through this descriptor, and it must not be the host's folder. */
+    if (fstatfs (tree->dev, &now) != 0 || now.f_type != TMPFS_MAGIC || fstat (tree->dev, &dev) != 0
+        || (tree->old >= 0 && fstat (tree->old, &old) == 0 && dev.st_dev == old.st_dev))
+        return nvs_fail (error, NVS_STEP_DEV_TMPFS, 0, "/dev",
+                         "the mount had no effect: this is not a tmpfs of our own");
     return 0;
 }
 
@@ -280,8 +292,8 @@ make_node (const struct nvs_devtree *tree, const struct nvs_node *node)
         return EPERM;
     if (mknodat (tree->dev, node->name, node->mode, node->device) != 0)
         return errno;
-    if ((node->uid != geteuid() || node->gid != getegid()) &&
-        fchownat (tree->dev, node->name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) != 0) {
+    if ((node->uid != geteuid () || node->gid != getegid ())
+        && fchownat (tree->dev, node->name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) != 0) {
         int err = errno;
 
         (void)unlinkat (tree->dev, node->name, 0);
@@ -322,31 +334,31 @@ nvs_devtree_base (struct nvs_devtree *tree, struct nvs_error *error)
         unsigned int major_number;
         unsigned int minor_number;
     } nodes[] = {
-        {"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0},
+        { "null", 1, 3 }, { "zero", 1, 5 }, { "full", 1, 7 }, { "random", 1, 8 }, { "urandom", 1, 9 }, { "tty", 5, 0 },
     };
     char old_pts[64];
 
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++) {
-        struct nvs_node node = {.mode = S_IFCHR | 0666,
-                                .uid = geteuid(),
-                                .gid = getegid(),
-                                .device = makedev (nodes[i].major_number, nodes[i].minor_number)};
+        struct nvs_node node = { .mode = S_IFCHR | 0666,
+                                 .uid = geteuid (),
+                                 .gid = getegid (),
+                                 .device = makedev (nodes[i].major_number, nodes[i].minor_number) };
 
         (void)snprintf (node.name, sizeof node.name, "%s", nodes[i].name);
         if (make_node (tree, &node) != 0 && tree->old >= 0)
             (void)bind_node (tree, tree->old, node.name);
     }
-    if (base_link (tree, "fd", "/proc/self/fd", error) != 0 ||
-        base_link (tree, "stdin", "/proc/self/fd/0", error) != 0 ||
-        base_link (tree, "stdout", "/proc/self/fd/1", error) != 0 ||
-        base_link (tree, "stderr", "/proc/self/fd/2", error) != 0 || base_link (tree, "ptmx", "pts/ptmx", error) != 0)
+    if (base_link (tree, "fd", "/proc/self/fd", error) != 0 || base_link (tree, "stdin", "/proc/self/fd/0", error) != 0
+        || base_link (tree, "stdout", "/proc/self/fd/1", error) != 0
+        || base_link (tree, "stderr", "/proc/self/fd/2", error) != 0
+        || base_link (tree, "ptmx", "pts/ptmx", error) != 0)
         return -1;
 
     if (base_folder (tree, "pts", 0755, error) != 0 || base_folder (tree, "shm", 01777, error) != 0)
         return -1;
     /* Terminals of our own where we may have them, the old ones where a policy refuses that, else none. */
-    if (mount ("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620") != 0 &&
-        tree->old >= 0) {
+    if (mount ("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620") != 0
+        && tree->old >= 0) {
         (void)snprintf (old_pts, sizeof old_pts, "/proc/self/fd/%d/pts", tree->old);
         (void)mount (old_pts, "/dev/pts", NULL, MS_BIND, NULL);
     }

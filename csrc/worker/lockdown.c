@@ -29,7 +29,7 @@
 
 /* The numbers under which the simulator's nodes go, where no driver has registered any: nvidia, nvidia-caps,
  * nvidia-caps-imex-channels, nvidia-uvm, nvidia-nvswitch. It creates such nodes and opens none. */
-static const uint32_t simulated_majors[] = {NVIDIA_MAJOR, 235, 236, 510, 234};
+static const uint32_t simulated_majors[] = { NVIDIA_MAJOR, 235, 236, 510, 234 };
 
 static void
 add_major (struct nvs_policy *policy, uint32_t major_number)
@@ -80,9 +80,9 @@ found_misc (struct nvs_policy *policy, unsigned int number, const char *name)
 void
 nvs_policy_read (struct nvs_policy *policy, const struct nvs_options *options)
 {
-    struct nvs_caps caps = {0};
+    struct nvs_caps caps = { 0 };
 
-    *policy = (struct nvs_policy){.options = options};
+    *policy = (struct nvs_policy){ .options = options };
     if ((options->flags & NVS_START_SIMULATED) != 0) {
         for (size_t i = 0; i < sizeof simulated_majors / sizeof *simulated_majors; i++)
             add_major (policy, simulated_majors[i]);
@@ -97,8 +97,8 @@ nvs_policy_read (struct nvs_policy *policy, const struct nvs_options *options)
         caps.permitted = 0;
     /* In a user namespace the kernel refuses mknod whatever the capability says (Linux: capable(), not ns_capable()),
      * and without a namespace of our own a node would be the host's. */
-    policy->mknod = options->isolation == NVS_ISOLATION_MOUNT && policy->majors_count > 0 &&
-                    (caps.permitted & CAP_BIT (CAP_MKNOD)) != 0;
+    policy->mknod = options->isolation == NVS_ISOLATION_MOUNT && policy->majors_count > 0
+                    && (caps.permitted & CAP_BIT (CAP_MKNOD)) != 0;
     if (policy->mknod)
         policy->keep_caps |= CAP_BIT (CAP_MKNOD);
     /* The driver asks for this one in the initial user namespace, so that of our own would be of no use to it. */
@@ -129,8 +129,8 @@ nvs_policy_allows (const struct nvs_policy *policy, dev_t device)
         listed = policy->majors[i] == major (device);
     if (!listed || major (device) != NVIDIA_MAJOR)
         return listed;
-    return minor (device) == NVIDIACTL_MINOR || minor (device) == MODESET_MINOR ||
-           nvs_policy_shows_gpu (policy, minor (device));
+    return minor (device) == NVIDIACTL_MINOR || minor (device) == MODESET_MINOR
+           || nvs_policy_shows_gpu (policy, minor (device));
 }
 
 /* ---- capabilities ------------------------------------------------------------------------------------- */
@@ -152,9 +152,9 @@ nvs_lockdown_bounding (void)
 int
 nvs_lockdown_caps (struct nvs_policy *policy, struct nvs_error *error)
 {
-    const unsigned long securebits = SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP_LOCKED |
-                                     SECBIT_KEEP_CAPS_LOCKED | SECBIT_NO_CAP_AMBIENT_RAISE |
-                                     SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED;
+    const unsigned long securebits = SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP_LOCKED
+                                     | SECBIT_KEEP_CAPS_LOCKED | SECBIT_NO_CAP_AMBIENT_RAISE
+                                     | SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED;
     struct nvs_caps caps;
     int err;
 
@@ -167,7 +167,7 @@ nvs_lockdown_caps (struct nvs_policy *policy, struct nvs_error *error)
         return nvs_fail (error, NVS_STEP_CAPS, err, NULL, "cannot clear the ambient capabilities (Linux 4.3)");
     }
     if ((caps.effective & CAP_BIT (CAP_SETPCAP)) != 0) {
-        uint64_t bounding = nvs_lockdown_bounding();
+        uint64_t bounding = nvs_lockdown_bounding ();
 
         for (unsigned int cap = 0; cap < CAPS_IN_SETS_MAX; cap++) {
             if ((bounding & ~policy->keep_caps & CAP_BIT (cap)) == 0)
@@ -185,7 +185,7 @@ nvs_lockdown_caps (struct nvs_policy *policy, struct nvs_error *error)
         }
     }
     policy->keep_caps &= caps.permitted;
-    caps = (struct nvs_caps){.effective = policy->keep_caps, .permitted = policy->keep_caps, .inheritable = 0};
+    caps = (struct nvs_caps){ .effective = policy->keep_caps, .permitted = policy->keep_caps, .inheritable = 0 };
     if (nvs_sys_capset (&caps) != 0) {
         err = errno;
         return nvs_fail (error, NVS_STEP_CAPS, err, NULL, "cannot drop the capabilities");
@@ -294,7 +294,7 @@ static const uint64_t namespace_flags[] = {
 };
 
 /* The kernel looks at the lower 32 bits of an ioctl's request, so the filter must not look at more. */
-static const uint64_t denied_ioctls[] = {TIOCSTI, TIOCLINUX};
+static const uint64_t denied_ioctls[] = { TIOCSTI, TIOCLINUX };
 
 /* Returns 0 or a negative errno, as libseccomp does. */
 static int
@@ -319,7 +319,8 @@ add_rules (scmp_filter_ctx filter)
         return rc;
     for (size_t i = 0; i < sizeof denied_ioctls / sizeof *denied_ioctls; i++) {
         if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (ioctl), 1,
-                                    SCMP_A1 (SCMP_CMP_MASKED_EQ, UINT32_MAX, denied_ioctls[i]))) != 0)
+                                    SCMP_A1 (SCMP_CMP_MASKED_EQ, UINT32_MAX, denied_ioctls[i])))
+            != 0)
             return rc;
     }
     /* AF_UNIX is how NVML talks to nvidia-persistenced. */
@@ -341,6 +342,7 @@ static const int denied_names[] = {
     SCMP_SYS (utimes),       SCMP_SYS (futimesat), SCMP_SYS (utimensat),   SCMP_SYS (setxattr),
     SCMP_SYS (lsetxattr),    SCMP_SYS (fsetxattr), SCMP_SYS (removexattr), SCMP_SYS (lremovexattr),
     SCMP_SYS (fremovexattr), NR_FCHMODAT2,         NR_SETXATTRAT,          NR_REMOVEXATTRAT,
+    SCMP_SYS (bind), /* makes a socket's name */
 };
 
 static int
@@ -353,10 +355,9 @@ add_name_rules (scmp_filter_ctx filter)
         if ((rc = seccomp_rule_add (filter, eperm, denied_names[i], 0)) != 0)
             return rc;
     }
-    if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (open), 1, SCMP_A1 (SCMP_CMP_MASKED_EQ, O_CREAT, O_CREAT))) !=
-            0 ||
-        (rc = seccomp_rule_add (filter, eperm, SCMP_SYS (openat), 1, SCMP_A2 (SCMP_CMP_MASKED_EQ, O_CREAT, O_CREAT))) !=
-            0)
+    if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (open), 1, SCMP_A1 (SCMP_CMP_MASKED_EQ, O_CREAT, O_CREAT))) != 0
+        || (rc = seccomp_rule_add (filter, eperm, SCMP_SYS (openat), 1, SCMP_A2 (SCMP_CMP_MASKED_EQ, O_CREAT, O_CREAT)))
+               != 0)
         return rc;
     /* As clone3: its flags are in memory. */
     return seccomp_rule_add (filter, SCMP_ACT_ERRNO (ENOSYS), SCMP_SYS (openat2), 0);
@@ -372,9 +373,9 @@ load_list (const struct nvs_policy *policy)
 
     if (filter == NULL)
         return -ENOMEM;
-    if ((rc = seccomp_attr_set (filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_ERRNO (EPERM))) == 0 &&
-        (rc = seccomp_attr_set (filter, SCMP_FLTATR_CTL_NNP, 0)) == 0 && (rc = add_rules (filter)) == 0 &&
-        (policy->options->isolation != NVS_ISOLATION_GUARD || (rc = add_name_rules (filter)) == 0))
+    if ((rc = seccomp_attr_set (filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_ERRNO (EPERM))) == 0
+        && (rc = seccomp_attr_set (filter, SCMP_FLTATR_CTL_NNP, 0)) == 0 && (rc = add_rules (filter)) == 0
+        && (policy->options->isolation != NVS_ISOLATION_GUARD || (rc = add_name_rules (filter)) == 0))
         rc = seccomp_load (filter);
     seccomp_release (filter);
     return rc;
@@ -415,7 +416,7 @@ static void
 emit (struct mknod_filter *filter, unsigned int code, uint32_t k, unsigned int if_true, unsigned int if_false)
 {
     filter->code[filter->length++] =
-        (struct sock_filter){(unsigned short)code, (unsigned char)if_true, (unsigned char)if_false, k};
+        (struct sock_filter){ (unsigned short)code, (unsigned char)if_true, (unsigned char)if_false, k };
 }
 
 static void
@@ -469,8 +470,8 @@ static int
 load_mknod_filter (const struct nvs_policy *policy)
 {
     const uint32_t eperm = SECCOMP_RET_ERRNO | (EPERM & SECCOMP_RET_DATA);
-    struct mknod_filter filter = {.length = 0};
-    struct sock_fprog program = {.filter = filter.code};
+    struct mknod_filter filter = { .length = 0 };
+    struct sock_fprog program = { .filter = filter.code };
 
     /* Another architecture's numbers mean other calls; the list's filter refuses all of those. */
     emit (&filter, BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof (struct seccomp_data, arch), 0, 0);

@@ -44,6 +44,33 @@ nvs_namespace_user (struct nvs_error *error)
     return 0;
 }
 
+static const char *
+mount_remedy (int err)
+{
+    switch (err) {
+    case EPERM:
+        return "a mount namespace needs CAP_SYS_ADMIN, and in a container a seccomp profile and an LSM policy that "
+               "allow it";
+    case ENOSPC: return "the limit of mount namespaces is reached: raise sysctl user.max_mnt_namespaces";
+    default: return "cannot make a mount namespace";
+    }
+}
+
+static const char *
+propagation_remedy (int err)
+{
+    switch (err) {
+    case EINVAL:
+        return "the root folder is not a mount point (a chroot?), so the propagation of its mount cannot be cut from "
+               "here; use isolation=\"guard\"";
+    case EPERM:
+    case EACCES:
+        return "mounting is refused although the namespace was made: an AppArmor or SELinux policy, or sysctl "
+               "kernel.apparmor_restrict_unprivileged_userns";
+    default: return "cannot make the mounts slaves";
+    }
+}
+
 static int
 write_proc (const char *path, const char *text, struct nvs_error *error)
 {
@@ -82,19 +109,22 @@ nvs_namespace_id_map (uid_t uid, gid_t gid, struct nvs_error *error)
     return write_proc ("/proc/self/gid_map", map, error);
 }
 
+/* Proved at once: were we still in the caller's namespace, the next step would already change the host's mounts. */
 int
 nvs_namespace_mount (struct nvs_error *error)
 {
-    if (unshare (CLONE_NEWNS) != 0) {
-        int err = errno;
+    uint64_t before = nvs_namespace_mount_id ();
+    int rc = unshare (CLONE_NEWNS);
+    int err = errno;
 
-        return nvs_fail (error, NVS_STEP_MOUNT_NS, err, NULL, "%s",
-                         err == EPERM ? "a mount namespace needs CAP_SYS_ADMIN, and in a container a seccomp "
-                                        "profile and an LSM policy that allow it"
-                         : err == ENOSPC
-                             ? "the limit of mount namespaces is reached: raise sysctl user.max_mnt_namespaces"
-                             : "cannot make a mount namespace");
-    }
+    if (rc != 0)
+        return nvs_fail (error, NVS_STEP_MOUNT_NS, err, NULL, "%s", mount_remedy (err));
+    if (before == 0)
+        return nvs_fail (error, NVS_STEP_MOUNT_NS, ENOENT, "/proc/self/ns/mnt",
+                         "without /proc nothing proves that mounts made here stay here; mount /proc for this pid "
+                         "namespace, or use isolation=\"guard\"");
+    if (nvs_namespace_mount_id () == before)
+        return nvs_fail (error, NVS_STEP_MOUNT_NS, 0, "/proc/self/ns/mnt", "unshare had no effect");
     return 0;
 }
 
@@ -144,8 +174,7 @@ prove_nothing_shared (struct nvs_error *error)
 
     if (file == NULL)
         return nvs_fail (error, NVS_STEP_PROPAGATION, err, path,
-                         "without /proc nothing proves that mounts made here stay here; mount /proc for this pid "
-                         "namespace, or use isolation=\"guard\"");
+                         "without the mount table nothing proves that mounts made here stay here");
     if (fstatfs (fileno (file), &fs) != 0 || fs.f_type != PROC_SUPER_MAGIC)
         return nvs_fail (error, NVS_STEP_PROPAGATION, ENOTSUP, path, "this is not the kernel's /proc");
     while (getline (&line, &size, file) > 0) {
@@ -168,13 +197,7 @@ nvs_namespace_propagation (struct nvs_error *error)
     if (mount (NULL, "/", NULL, MS_SLAVE | MS_REC, NULL) != 0) {
         int err = errno;
 
-        return nvs_fail (error, NVS_STEP_PROPAGATION, err, "/", "%s",
-                         err == EINVAL ? "the root folder is not a mount point (a chroot?), so the propagation of "
-                                         "its mount cannot be cut from here; use isolation=\"guard\""
-                         : err == EPERM || err == EACCES
-                             ? "mounting is refused although the namespace was made: an AppArmor or SELinux policy, "
-                               "or sysctl kernel.apparmor_restrict_unprivileged_userns"
-                             : "cannot make the mounts slaves");
+        return nvs_fail (error, NVS_STEP_PROPAGATION, err, "/", "%s", propagation_remedy (err));
     }
     return prove_nothing_shared (error);
 }

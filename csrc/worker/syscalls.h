@@ -39,8 +39,8 @@ struct nvs_caps {
 static inline int
 nvs_sys_capget (struct nvs_caps *caps)
 {
-    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
-    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {0};
+    struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3, .pid = 0 };
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = { 0 };
 
     if (syscall (SYS_capget, &header, data) != 0)
         return -1;
@@ -53,14 +53,14 @@ nvs_sys_capget (struct nvs_caps *caps)
 static inline int
 nvs_sys_capset (const struct nvs_caps *caps)
 {
-    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3, .pid = 0 };
     struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {
-        {.effective = (uint32_t)caps->effective,
-         .permitted = (uint32_t)caps->permitted,
-         .inheritable = (uint32_t)caps->inheritable},
-        {.effective = (uint32_t)(caps->effective >> 32),
-         .permitted = (uint32_t)(caps->permitted >> 32),
-         .inheritable = (uint32_t)(caps->inheritable >> 32)},
+        { .effective = (uint32_t)caps->effective,
+          .permitted = (uint32_t)caps->permitted,
+          .inheritable = (uint32_t)caps->inheritable },
+        { .effective = (uint32_t)(caps->effective >> 32),
+          .permitted = (uint32_t)(caps->permitted >> 32),
+          .inheritable = (uint32_t)(caps->inheritable >> 32) },
     };
 
     return (int)syscall (SYS_capset, &header, data);

@@ -28,10 +28,9 @@ MAGIC = 0x3153564E
 START, ISOLATED, GO, READY, FAILED, OPEN, OPENED, REFUSED, STOP = range(1, 10)
 MOUNT, USER, GUARD = 1, 2, 3
 PRIVILEGED, SIMULATED, VERBOSE, DEVICES = 1, 2, 4, 8
-STEPS = (
-    "none spawn hello descriptors user_ns id_map mount_ns propagation dev_root dev_tmpfs dev_base dev_nvidia params "
-    "caps no_new_privs seccomp check verify library init channel"
-).split()
+STEPS = ["none", "spawn", "hello", "descriptors", "user_ns", "id_map", "mount_ns", "propagation", "dev_root"]
+STEPS += ["dev_tmpfs", "dev_base", "dev_nvidia", "params", "caps", "no_new_privs", "seccomp", "check", "verify"]
+STEPS += ["library", "init", "channel"]
 
 START_LAYOUT = "=III32sIIIII256I"
 REPORT_LAYOUT = f"@III32sIiQQQQIIIi{len(STEPS)}Q256s"
@@ -194,6 +193,24 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         os.close(self.output)
+
+
+class _Compare(ctypes.Structure):
+    _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("mask", ctypes.c_uint64), ("value", ctypes.c_uint64))
+
+
+def refuse(call: str, err: int, *args: tuple[int, int]) -> None:
+    """From here on this process and its children get the errno for the system call (0: it does nothing and says that
+    all is well), with these values of these arguments. It stands for an LSM or a container's seccomp profile."""
+    lib = ctypes.CDLL("libseccomp.so.2")
+    lib.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(lib.seccomp_init(0x7FFF0000))
+    array = (_Compare * max(len(args), 1))(*(_Compare(arg, 4, value, 0) for arg, value in args))
+    number = lib.seccomp_syscall_resolve_name(call.encode())
+    assert lib.seccomp_attr_set(context, 2, 0x7FFF0000) == 0  # other architectures' calls are the worker's to refuse
+    assert lib.seccomp_attr_set(context, 3, 0) == 0  # no_new_privs stays as it is
+    assert lib.seccomp_rule_add_array(context, 0x00050000 | err, number, len(args), array) == 0
+    assert lib.seccomp_load(context) == 0
 
 
 @dataclasses.dataclass

@@ -34,7 +34,9 @@ def ladder_id(value: object) -> str:
 
 
 def probe_lines(text: str) -> dict[str, str]:
-    return dict(line.split(" ", 1) for line in text.splitlines() if " " in line and not line.startswith(("dev ", "fd ")))
+    return dict(
+        line.split(" ", 1) for line in text.splitlines() if " " in line and not line.startswith(("dev ", "fd "))
+    )
 
 
 def dev_lines(text: str) -> dict[str, list[str]]:
@@ -107,6 +109,8 @@ def test_ladder(lab: RunInLab, rung: tuple[int, int]) -> None:
             assert tried["i386-getpid"] in ("EPERM", "ENOSYS")
             assert tried["x32-getpid"] in ("EPERM", "ENOSYS")
         assert tried["core"] in ("0", "1")
+        if isolation == GUARD:  # the host's /dev is in reach: no name is made at all
+            assert tried["fifo"] == tried["write-dev"] == tried["write-shm"] == "EPERM"
         if isolation != GUARD:
             assert tried["openpt"] == tried["write-shm"] == "0"
             dev = dev_lines(text)
@@ -436,8 +440,72 @@ def test_without_proc_nothing_is_mounted(lab: RunInLab) -> None:
         return failure_of(lab, h.pack_start(MOUNT, build=version))
 
     step, err, path, detail, _ = lab(body)
-    assert (step, err, path) == ("propagation", errno.ENOENT, "/proc/self/mountinfo")
+    assert (step, err, path) == ("mount_ns", errno.ENOENT, "/proc/self/ns/mnt")
     assert "/proc" in detail
+
+
+MS_SLAVE_REC = h.MS_REC | 1 << 19
+TMPFS_FLAGS = 2 | 8  # nosuid, noexec: the private /dev and its devpts
+
+REFUSALS = {
+    "unshare of a user namespace": (USER, "unshare", errno.EPERM, [(0, 0x10000000)], "user_ns", "userns"),
+    "too many user namespaces": (USER, "unshare", errno.ENOSPC, [(0, 0x10000000)], "user_ns", "max_user"),
+    "unshare of a mount namespace": (MOUNT, "unshare", errno.EPERM, [], "mount_ns", "seccomp"),
+    "the same after the user namespace": (USER, "unshare", errno.EPERM, [(0, h.CLONE_NEWNS)], "mount_ns", "seccomp"),
+    "a mount namespace that is a lie": (MOUNT, "unshare", 0, [], "mount_ns", "no effect"),
+    "propagation": (MOUNT, "mount", errno.EACCES, [(3, MS_SLAVE_REC)], "propagation", "AppArmor"),
+    "propagation that is a lie": (MOUNT, "mount", 0, [(3, MS_SLAVE_REC)], "propagation", "still shared"),
+    "tmpfs": (MOUNT, "mount", errno.EACCES, [(3, TMPFS_FLAGS)], "dev_tmpfs", "AppArmor"),
+    "tmpfs for a user": (USER, "mount", errno.EPERM, [(3, TMPFS_FLAGS)], "dev_tmpfs", "AppArmor"),
+    "tmpfs that is a lie": (MOUNT, "mount", 0, [(3, TMPFS_FLAGS)], "dev_tmpfs", "no effect"),
+    "read-only": (USER, "mount", errno.EPERM, [(3, 2 | 8 | 1 | 32 | 4096)], "params", "read-only"),
+    "capset": (GUARD, "capset", errno.EPERM, [], "caps", "capabilities"),
+    "capset that is a lie": (GUARD, "capset", 0, [], "check", "capabilities"),
+    "no_new_privs": (GUARD, "prctl", errno.EINVAL, [(0, 38)], "no_new_privs", "no_new_privs"),
+    "no_new_privs that is a lie": (GUARD, "prctl", 0, [(0, 38)], "seccomp", "seccomp"),  # which needs it
+    "seccomp": (GUARD, "seccomp", errno.ENOSYS, [], "seccomp", "CONFIG_SECCOMP_FILTER"),
+    "seccomp that is a lie": (MOUNT, "seccomp", 0, [], "check", "not refused"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused_step(lab: RunInLab, name: str) -> None:
+    """A step that is refused, or that something answers without doing it, is the last one. Nothing reaches the host."""
+    isolation, call, err, args, expected, words = REFUSALS[name]
+
+    def body(lab: Lab) -> Any:
+        h.mount(None, "/", flags=h.MS_REC | h.MS_SHARED)
+        before = lab.snapshot()
+        start = h.pack_start(isolation)
+        h.refuse(call, err, *args)
+        failure = failure_of(lab, start)
+        assert lab.snapshot() == before
+        return failure
+
+    step, got, _, detail, _ = lab(body)
+    assert step == expected, detail
+    assert words in detail
+    if err:
+        assert got == err
+
+
+@pytest.mark.parametrize("refused", ["mknod", "devpts"])
+def test_what_has_another_way(lab: RunInLab, refused: str) -> None:
+    """A device cgroup refuses mknod, an LSM a devpts: then nodes are bound, terminals are the old ones, or none."""
+
+    def body(lab: Lab) -> None:
+        make_driver_dev(lab, "/dev")
+        if refused == "mknod":
+            h.refuse("mknodat", errno.EPERM, (3, os.makedev(195, 0)))
+            h.refuse("mknodat", errno.EPERM, (3, os.makedev(1, 3)))
+        before = lab.snapshot()
+        report, text = run_probe(lab, MOUNT, flags=SIMULATED)
+        assert lab.snapshot() == before
+        assert report["nodes"] == 7
+        assert dev_lines(text)["nvidia0"][2] == "195:0"
+        assert probe_lines(text)["open-null"] == "0"
+
+    lab(body)
 
 
 def test_library_that_does_not_exist(lab: RunInLab) -> None:
@@ -582,22 +650,34 @@ def test_shutdown_that_hangs(lab: RunInLab) -> None:
     assert lab(body) == -signal.SIGALRM
 
 
-def test_descriptors_used_up(lab: RunInLab) -> None:
-    """The caller holds all that its limit allows, and is not careful with close-on-exec."""
+@pytest.mark.parametrize("close_range", [True, False], ids=["close_range", "listing"])
+def test_descriptors_used_up(lab: RunInLab, close_range: bool) -> None:
+    """The caller holds all that its limit allows, and more above it, and is not careful with close-on-exec."""
 
     def body(lab: Lab) -> None:
+        start = h.pack_start(MOUNT, libraries=[lab.probe])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+        for number in (*range(100, 1020), 3000):
+            os.dup2(0, number)
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+        if not close_range:
+            h.refuse("close_range", errno.ENOSYS)
         with lab.worker() as worker:
-            pass
-        limit = 200
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
-        held = [os.dup2(0, n) for n in range(100, 990)]
-        with lab.worker() as worker:
-            assert worker.ask(h.pack_start(MOUNT, libraries=[lab.probe])).kind == h.ISOLATED
+            assert worker.ask(start).kind == h.ISOLATED
             opened = {int(name) for name in os.listdir(f"/proc/{worker.pid}/fd")}
-            assert max(opened) < limit
-            assert len(opened) <= 6
-        assert len(held) == 890
+            assert opened == {0, 1, 2, 3, 4}
+
+    lab(body)
+
+
+def test_hidden_processes(lab: RunInLab) -> None:
+    """/proc with hidepid shows a process of another user's nothing, but itself everything."""
+
+    def body(lab: Lab) -> None:
+        h.mount("proc", "/proc", "proc", data="hidepid=2")
+        lab.become(65534)
+        for isolation in (USER, GUARD):
+            run_probe(lab, isolation)
 
     lab(body)
 
