@@ -36,15 +36,15 @@ class Supply(Protocol):
 
 
 HANDLES = {
-    "handle": pynvml.c_nvmlDevice_t,
-    "device": pynvml.c_nvmlDevice_t,
-    "migDevice": pynvml.c_nvmlDevice_t,
-    "unit": pynvml.c_nvmlUnit_t,
-    "eventSet": pynvml.c_nvmlEventSet_t,
-    "setHandle": pynvml.c_nvmlSystemEventSet_t,
-    "gpuInstance": pynvml.c_nvmlGpuInstance_t,
-    "computeInstance": pynvml.c_nvmlComputeInstance_t,
-    "gpmSample": pynvml.c_nvmlGpmSample_t,
+    "handle": "c_nvmlDevice_t",
+    "device": "c_nvmlDevice_t",
+    "migDevice": "c_nvmlDevice_t",
+    "unit": "c_nvmlUnit_t",
+    "eventSet": "c_nvmlEventSet_t",
+    "setHandle": "c_nvmlSystemEventSet_t",
+    "gpuInstance": "c_nvmlGpuInstance_t",
+    "computeInstance": "c_nvmlComputeInstance_t",
+    "gpmSample": "c_nvmlGpmSample_t",
 }
 
 # Parameters that are integers, and what is passed when a plausible value is wanted.
@@ -132,6 +132,14 @@ REFERENCES: dict[tuple[str, str], Callable[[], Any]] = {
     ("*", "countRef"): lambda: ctypes.byref(ctypes.c_uint(ROOM)),
 }
 
+# Parameters that have a default in newer releases, which says what they are, and in older ones have none.
+OUTPUTS = {
+    "moduleId": "c_uint", "minSpeed": "c_uint", "maxSpeed": "c_uint", "isEnabled": "c_uint", "defaultMode": "c_uint",
+    "minClockMHz": "c_uint", "maxClockMHz": "c_uint", "minOffset": "c_int", "maxOffset": "c_int",
+    "c_clkMonInfo": "nvmlClkMonStatus_t", "c_dynamicpstatesinfo": "c_nvmlGpuDynamicPstatesInfo_t",
+    "c_thermalsettings": "c_nvmlGpuThermalSettings_t",
+}  # fmt: skip
+
 _LISTS = {"gpuInstancesRef", "computeInstancesRef", "placementsRef"}
 
 
@@ -155,7 +163,12 @@ def structure(function: str, parameter: str) -> Any:
     """The structure that a parameter takes, or None."""
     for key in ((function, parameter), ("*", parameter)):
         if key in STRUCTURES:
-            return getattr(pynvml, STRUCTURES[key], None)
+            name = STRUCTURES[key]
+            # An older pynvml knows an older version of it.
+            names = [name, *(re.sub(r"_v\d+_t$", f"_v{older}_t", name) for older in range(_version(name) - 1, 0, -1))]
+            for name in names:
+                if hasattr(pynvml, name):
+                    return getattr(pynvml, name)
     wanted = _core(function)
     half = re.sub(r"^(device|system|gpuinstance)?", "", wanted)
     bare = re.sub(r"^(get|set)?", "", half)
@@ -242,8 +255,8 @@ def value(function: str, parameter: inspect.Parameter, supply: Supply, rng: rand
     if bare in HANDLES:
         kind = HANDLES[bare]
         if bare == "device" and function.startswith("nvmlGpuInstance"):
-            kind = pynvml.c_nvmlGpuInstance_t
-        return supply.handle(kind)
+            kind = "c_nvmlGpuInstance_t"
+        return supply.handle(getattr(pynvml, kind))
     for key in ((function, name), ("*", name)):
         if key in REFERENCES:
             if name in _LISTS and rng.random() < 0.25:
@@ -280,6 +293,8 @@ def value(function: str, parameter: inspect.Parameter, supply: Supply, rng: rand
         return ctypes.byref(type(parameter.default)(0))
     if parameter.default is not parameter.empty and isinstance(parameter.default, ctypes.Structure):
         return ctypes.byref(type(parameter.default)())
+    if name in OUTPUTS:
+        return ctypes.byref(getattr(pynvml, OUTPUTS[name])())
     if name in INTEGERS and (function, name) not in STRUCTURES:
         return _integer(name, INTEGERS[name], supply, rng)
     kind = structure(function, name)

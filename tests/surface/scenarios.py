@@ -344,7 +344,7 @@ def python_calling_rules(bench: Bench) -> Any:
         lambda: api.nvmlDeviceGetCpuAffinity(device, -1),
         lambda: api.nvmlDeviceGetNumFans("device"),
         lambda: api.nvmlDeviceGetNumFans(1.5),
-        lambda: api.nvmlSystemEventSetCreate(17),
+        lambda: api.nvmlDeviceGetDisplayMode(),
         lambda: api.nvmlDeviceGetGpuInstanceProfileInfo(device, 0, version=17),
         lambda: api.nvmlDeviceGetMemoryInfo(device, version="2"),
     ]
