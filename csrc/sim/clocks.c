@@ -263,10 +263,10 @@ nvmlDeviceGetDynamicPstatesInfo (nvmlDevice_t device, struct nvml_pstates_info *
     GPU (device);
     NEED (info);
     memset (info, 0, sizeof *info);
-    info->domains[0] = (struct nvml_pstate_util) { 1, nvs_util_gpu (gpu), 0, 0 };
-    info->domains[1] = (struct nvml_pstate_util) { 1, nvs_util_memory (gpu), 0, 0 };
-    info->domains[2] = (struct nvml_pstate_util) { 1, 0, 0, 0 };
-    info->domains[3] = (struct nvml_pstate_util) { 1, nvs_util_gpu (gpu) / 8, 0, 0 };
+    info->domains[0] = (struct nvml_pstate_util){ 1, nvs_util_gpu (gpu), 0, 0 };
+    info->domains[1] = (struct nvml_pstate_util){ 1, nvs_util_memory (gpu), 0, 0 };
+    info->domains[2] = (struct nvml_pstate_util){ 1, 0, 0, 0 };
+    info->domains[3] = (struct nvml_pstate_util){ 1, nvs_util_gpu (gpu) / 8, 0, 0 };
     return NVML_SUCCESS;
 }
 
@@ -324,11 +324,12 @@ nvmlDeviceGetPerformanceModes (nvmlDevice_t device, struct nvml_text_2048 *modes
     GPU (device);
     NEED_VERSION (modes, 1);
     memset (modes->text, 0, sizeof modes->text);
-    (void)snprintf (modes->text, sizeof modes->text,
-                    "perf=0, nvclock=%u, nvclockmin=210, nvclockmax=%u, nvclockeditable=0, memclock=%u, memclockmin=%u, "
-                    "memclockmax=%u, memclockeditable=0",
-                    gpu->profile->clock_graphics, gpu->profile->clock_graphics, gpu->profile->clock_memory,
-                    gpu->profile->clock_memory, gpu->profile->clock_memory);
+    (void)snprintf (
+        modes->text, sizeof modes->text,
+        "perf=0, nvclock=%u, nvclockmin=210, nvclockmax=%u, nvclockeditable=0, memclock=%u, memclockmin=%u, "
+        "memclockmax=%u, memclockeditable=0",
+        gpu->profile->clock_graphics, gpu->profile->clock_graphics, gpu->profile->clock_memory,
+        gpu->profile->clock_memory, gpu->profile->clock_memory);
     return NVML_SUCCESS;
 }
 

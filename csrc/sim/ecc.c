@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory errors, and how broken memory is taken out of use: pages until Turing, rows from Ampere on. Some GPUs have corrected an
- * error or two; none has had an uncorrectable one. */
+/* Memory errors, and how broken memory is taken out of use: pages until Turing, rows from Ampere on. Some GPUs
+ * have corrected an error or two; none has had an uncorrectable one. */
 #include "sim.h"
 
 API nvmlReturn_t
@@ -41,7 +41,8 @@ nvmlDeviceSetEccMode (nvmlDevice_t device, unsigned int mode)
 static uint64_t
 errors (const struct nvs_gpu *gpu, unsigned kind, unsigned counter)
 {
-    return kind == 0 && counter == 1 && !gpu->ecc_cleared ? nvs_hash (nvs_machine.options.seed, 4000 + gpu->slot) % 3 : 0;
+    return kind == 0 && counter == 1 && !gpu->ecc_cleared ? nvs_hash (nvs_machine.options.seed, 4000 + gpu->slot) % 3
+                                                          : 0;
 }
 
 API nvmlReturn_t
@@ -65,7 +66,7 @@ nvmlDeviceGetDetailedEccErrors (nvmlDevice_t device, unsigned int kind, unsigned
     NEED (counts);
     if (kind > 1 || counter > 1)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *counts = (struct nvml_ecc_counts) { .memory = errors (gpu, kind, counter) };
+    *counts = (struct nvml_ecc_counts){ .memory = errors (gpu, kind, counter) };
     return NVML_SUCCESS;
 }
 
@@ -106,7 +107,7 @@ nvmlDeviceGetSramEccErrorStatus (nvmlDevice_t device, struct nvml_sram_ecc *stat
     NEED_VERSION (status, 1);
     if (gpu->profile->architecture < 7)
         return NVML_ERROR_NOT_SUPPORTED;
-    *status = (struct nvml_sram_ecc) { .version = status->version };
+    *status = (struct nvml_sram_ecc){ .version = status->version };
     return NVML_SUCCESS;
 }
 
@@ -136,7 +137,7 @@ nvmlDeviceGetRemappedRows_v2 (nvmlDevice_t device, struct nvml_remapped_v2 *info
     NEED (info);
     if (gpu->profile->architecture < 7)
         return NVML_ERROR_NOT_SUPPORTED;
-    *info = (struct nvml_remapped_v2) { 0 };
+    *info = (struct nvml_remapped_v2){ 0 };
     return NVML_SUCCESS;
 }
 
@@ -148,7 +149,7 @@ nvmlDeviceGetRowRemapperHistogram (nvmlDevice_t device, struct nvml_row_histogra
     NEED (histogram);
     if (gpu->profile->architecture < 7)
         return NVML_ERROR_NOT_SUPPORTED;
-    *histogram = (struct nvml_row_histogram) { .max = gpu->profile->bus_width / 8 };
+    *histogram = (struct nvml_row_histogram){ .max = gpu->profile->bus_width / 8 };
     return NVML_SUCCESS;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Event sets. Nothing happens to simulated GPUs of its own accord: a wait ends with its time limit, with the XID that the
- * description asks for, or, with wait999=1, at once. */
+/* Event sets. Nothing happens to simulated GPUs of its own accord: a wait ends with its time limit, with the XID
+ * that the description asks for, or, with wait999=1, at once. */
 #include "sim.h"
 
 #define EVENT_XID        0x8ull
@@ -67,7 +67,8 @@ wait_for_event (struct nvs_call *call, nvmlEventSet_t set, unsigned timeout_ms, 
         return NVML_ERROR_UNKNOWN;
     if (nvs_machine.options.has_xid && !nvs_machine.xid_given && (set->types[0] & EVENT_XID) != 0) {
         nvs_machine.xid_given = true;
-        *event = (struct nvml_event) { nvs_machine.gpus[0].device, EVENT_XID, nvs_machine.options.xid, NVS_NO_ID, NVS_NO_ID };
+        *event =
+            (struct nvml_event){ nvs_machine.gpus[0].device, EVENT_XID, nvs_machine.options.xid, NVS_NO_ID, NVS_NO_ID };
         return NVML_SUCCESS;
     }
     return nvs_wait (call, timeout_ms, set, NVS_HANDLE_EVENTS);
@@ -89,7 +90,7 @@ nvmlEventSetWait (nvmlEventSet_t set, struct nvml_event_v1 *event, unsigned int 
     BEGIN ();
     NEED (event);
     TRY (wait_for_event (&call, set, timeout_ms, &whole));
-    *event = (struct nvml_event_v1) { whole.device, whole.type, whole.data };
+    *event = (struct nvml_event_v1){ whole.device, whole.type, whole.data };
     return NVML_SUCCESS;
 }
 

@@ -24,16 +24,22 @@ nvs_sleep_us (uint64_t us)
         ;
 }
 
-/* Whether a function is meant by a name, with or without its _vN: hang=nvmlDeviceGetCount is also nvmlDeviceGetCount_v2. */
-static bool
-is_meant (const char *name, const char *function)
+/* Without its _vN. */
+static size_t
+stem (const char *name)
 {
     size_t length = strlen (name);
 
-    if (strncmp (name, function, length) != 0)
-        return false;
-    function += length;
-    return *function == '\0' || (function[0] == '_' && function[1] == 'v' && function[2] >= '1' && function[2] <= '9');
+    return length > 3 && name[length - 3] == '_' && name[length - 2] == 'v' ? length - 3 : length;
+}
+
+/* All versions of a function are meant by any of them: hang=nvmlDeviceGetCount is also nvmlDeviceGetCount_v2. */
+static bool
+is_meant (const char *name, const char *function)
+{
+    if (strcmp (name, "nvmlInitWithFlags") == 0)
+        name = "nvmlInit";
+    return stem (name) == stem (function) && strncmp (name, function, stem (name)) == 0;
 }
 
 static void
@@ -42,10 +48,8 @@ crash (enum nvs_crash how)
     struct sigaction standard = { .sa_handler = SIG_DFL };
 
     switch (how) {
-    case NVS_CRASH_EXIT:
-        exit (0);
-    case NVS_CRASH_ABORT:
-        abort ();
+    case NVS_CRASH_EXIT: exit (0);
+    case NVS_CRASH_ABORT: abort ();
     case NVS_CRASH_SEGV:
         /* By the kernel, not by an address that a sanitizer would explain at length. */
         (void)sigaction (SIGSEGV, &standard, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Field values: many numbers in one call, each with a return code and a type of its own. And samples, which are few numbers
- * at many times. */
+/* Field values: many numbers in one call, each with a return code and a type of its own. And samples, which are
+ * few numbers at many times. */
 #include "sim.h"
 
 static nvmlReturn_t
@@ -120,8 +120,8 @@ field (const struct nvs_gpu *gpu, struct nvml_field_value *out)
     }
 }
 
-/* fields=mixed: the id decides type and return code, and what the type does not cover of the union is rubbish. A value
- * that was read says 100 + its field's id, in signed types less than zero. */
+/* fields=mixed: the id decides type and return code, and what the type does not cover of the union is rubbish. A
+ * value that was read says 100 + its field's id, in signed types less than zero. */
 static void
 mixed (struct nvml_field_value *out)
 {
@@ -163,8 +163,7 @@ nvmlDeviceGetFieldValues (nvmlDevice_t device, int count, struct nvml_field_valu
             continue;
         }
         out->type = VALUE_UINT;
-        out->result
-            = (uint32_t)(device->gi != NULL ? NVML_ERROR_NOT_SUPPORTED : field (device->gpu, out));
+        out->result = (uint32_t)(device->gi != NULL ? NVML_ERROR_NOT_SUPPORTED : field (device->gpu, out));
     }
     return NVML_SUCCESS;
 }
@@ -252,7 +251,7 @@ nvmlDeviceGetViolationStatus (nvmlDevice_t device, unsigned int policy, struct n
     if (policy > 11 || (policy > 5 && policy < 10))
         return NVML_ERROR_INVALID_ARGUMENT;
     seconds = nvs_seconds ();
-    *status = (struct nvml_violation) { (uint64_t)(seconds * 1e6) * 1000, 0 };
+    *status = (struct nvml_violation){ (uint64_t)(seconds * 1e6) * 1000, 0 };
     if (policy == 0)
         status->violation_ns = status->reference_ns / 250;
     return NVML_SUCCESS;

@@ -55,7 +55,7 @@ take (const struct nvs_gpu *gpu, nvmlGpmSample_t sample, unsigned share)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (!supported (gpu))
         return NVML_ERROR_NOT_SUPPORTED;
-    *sample = (struct nvs_gpm_sample) { gpu, nvs_seconds (), nvs_load_sum (gpu), share };
+    *sample = (struct nvs_gpm_sample){ gpu, nvs_seconds (), nvs_load_sum (gpu), share };
     return NVML_SUCCESS;
 }
 

@@ -28,7 +28,8 @@ initialise (void)
         return NVML_ERROR_INVALID_ARGUMENT;
     }
     if (nvs_machine_setup (&options, text) != 0) {
-        (void)fprintf (stderr, "nvsandbox simulator: NVSANDBOX_SIM: the MIG layout does not fit the GPU, or no memory\n");
+        (void)fprintf (stderr,
+                       "nvsandbox simulator: NVSANDBOX_SIM: the MIG layout does not fit the GPU, or no memory\n");
         return NVML_ERROR_INVALID_ARGUMENT;
     }
     /* In the order of the real library: a first initialisation is slow, then come the nodes. All entry points mean
@@ -111,16 +112,6 @@ nvmlSystemGetDriverVersion (char *version, unsigned int length)
     return nvs_text (version, length, nvs_machine.options.driver);
 }
 
-API nvmlReturn_t
-nvmlSystemGetNVMLVersion (char *version, unsigned int length)
-{
-    char text[48];
-
-    BEGIN ();
-    (void)snprintf (text, sizeof text, "13.%s", nvs_machine.options.driver);
-    return nvs_text (version, length, text);
-}
-
 /* The newest CUDA that a driver branch runs, in NVML's notation: 13.0 is 13000. */
 static int
 cuda_version (void)
@@ -140,6 +131,17 @@ cuda_version (void)
     if (branch >= 525)
         return 12000;
     return 11040;
+}
+
+/* NVML counts its own versions as CUDA does, and the driver's after that. */
+API nvmlReturn_t
+nvmlSystemGetNVMLVersion (char *version, unsigned int length)
+{
+    char text[48];
+
+    BEGIN ();
+    (void)snprintf (text, sizeof text, "%d.%s", cuda_version () / 1000, nvs_machine.options.driver);
+    return nvs_text (version, length, text);
 }
 
 API nvmlReturn_t

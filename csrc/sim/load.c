@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How busy a GPU is at a moment, and all that follows from it: one slow wave for each GPU, fixed by the seed. Power is
- * linear in the load, so that the energy counter has a closed form and agrees with the power that was reported, however
- * often or rarely anyone looks.
+ * How busy a GPU is at a moment, and all that follows from it: one slow wave for each GPU, fixed by the seed. Power
+ * is linear in the load, so that the energy counter has a closed form and agrees with the power that was reported,
+ * however often or rarely anyone looks.
  */
 #include "sim.h"
 

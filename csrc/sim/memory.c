@@ -34,9 +34,9 @@ nvmlDeviceGetMemoryInfo (nvmlDevice_t device, struct nvml_memory *info)
     NEED (info);
     memory = nvs_memory (device);
     /* This older form knows no reserve, and counts it as used. */
-    *info = (struct nvml_memory) { memory.total, memory.free, memory.used + memory.reserved };
+    *info = (struct nvml_memory){ memory.total, memory.free, memory.used + memory.reserved };
     if (nvs_machine.options.na)
-        *info = (struct nvml_memory) { NVS_NA64, NVS_NA64, NVS_NA64 };
+        *info = (struct nvml_memory){ NVS_NA64, NVS_NA64, NVS_NA64 };
     return NVML_SUCCESS;
 }
 
@@ -51,7 +51,7 @@ nvmlDeviceGetMemoryInfo_v2 (nvmlDevice_t device, struct nvml_memory_v2 *info)
     version = info->version;
     *info = nvs_memory (device);
     if (nvs_machine.options.na)
-        *info = (struct nvml_memory_v2) { 0, NVS_NA64, NVS_NA64, NVS_NA64, NVS_NA64 };
+        *info = (struct nvml_memory_v2){ 0, NVS_NA64, NVS_NA64, NVS_NA64, NVS_NA64 };
     info->version = version;
     return NVML_SUCCESS;
 }

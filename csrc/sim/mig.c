@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Multi-Instance GPU: GPU instances, their compute instances, and the devices that these are to callers. A GPU has eight memory slices, of which an
- * instance takes a run that starts where its profile may start, and seven compute slices.
+ * Multi-Instance GPU: GPU instances, their compute instances, and the devices that these are to callers. A GPU has
+ * eight memory slices, of which an instance takes a run that starts where its profile may start, and seven compute
+ * slices.
  */
 #include "sim.h"
 
@@ -98,7 +99,7 @@ ci_create (struct nvs_gi *gi, unsigned slices, unsigned start)
         nvs_handle_free (ci);
         return NULL;
     }
-    *ci->device = (struct nvs_device) { gpu, gi, ci };
+    *ci->device = (struct nvs_device){ gpu, gi, ci };
     ci->gi = gi;
     ci->slices = slices;
     ci->start = start;
@@ -177,7 +178,8 @@ gi_place (struct nvs_gpu *gpu, const struct nvs_mig_profile *profile)
     return NULL;
 }
 
-/* One NAME[*N] of a layout: the profile's place in the GPU's list, and N. "+me" is the end of a name, although + separates. */
+/* One NAME[*N] of a layout: the profile's place in the GPU's list, and N. "+me" is the end of a name, although +
+ * separates. */
 static int
 layout_word (const struct nvs_gpu *gpu, const char **text, unsigned *n, unsigned *times)
 {
@@ -206,8 +208,8 @@ layout_word (const struct nvs_gpu *gpu, const char **text, unsigned *n, unsigned
     return *times >= 1 && *times <= COMPUTE_SLICES ? 0 : -1;
 }
 
-/* NAME[*N]+NAME[*N]…: each with one compute instance that is all of it. The largest are placed first, so that what fits in some
- * order fits in any. */
+/* NAME[*N]+NAME[*N]…: each with one compute instance that is all of it. The largest are placed first, so that
+ * what fits in some order fits in any. */
 int
 nvs_mig_layout (struct nvs_gpu *gpu, const char *layout)
 {
@@ -263,15 +265,15 @@ ci_check (nvmlComputeInstance_t ci)
     return ci->gi->gpu->lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
-#define MIG_GPU(device)                                                                                               \
-    GPU (device);                                                                                                     \
-    if (!gpu->profile->mig)                                                                                           \
+#define MIG_GPU(device)     \
+    GPU (device);           \
+    if (!gpu->profile->mig) \
     return NVML_ERROR_NOT_SUPPORTED
 
 /* What needs MIG mode to be on, and not only possible. */
-#define MIG_ON(device)                                                                                                \
-    MIG_GPU (device);                                                                                                 \
-    if (!gpu->mig)                                                                                                    \
+#define MIG_ON(device) \
+    MIG_GPU (device);  \
+    if (!gpu->mig)     \
     return NVML_ERROR_NOT_SUPPORTED
 
 /* ---- mode and devices --------------------------------------------------------------------------------- */
@@ -391,7 +393,7 @@ nvmlDeviceGetAttributes_v2 (nvmlDevice_t device, struct nvml_attributes *attribu
     if (device->gi == NULL)
         return NVML_ERROR_NOT_SUPPORTED;
     profile = device->gi->profile;
-    *attributes = (struct nvml_attributes) {
+    *attributes = (struct nvml_attributes){
         .sms = profile->sms * device->ci->slices / profile->slices,
         .copy = profile->copy,
         .decoders = profile->decoders,
@@ -415,16 +417,36 @@ gi_profile_v (const struct nvs_mig_profile *profile, struct nvml_gi_profile_v2 *
 
     (void)snprintf (name, sizeof name, "MIG %s", profile->name);
     if (info->version == NVS_VERSIONED (*info, 2)) {
-        *info = (struct nvml_gi_profile_v2) { info->version, profile->id, 0, profile->slices, profile->most,
-                                              profile->sms, profile->copy, profile->decoders, 0, profile->jpeg,
-                                              profile->ofa, profile->memory_mib, "" };
+        *info = (struct nvml_gi_profile_v2){ info->version,
+                                             profile->id,
+                                             0,
+                                             profile->slices,
+                                             profile->most,
+                                             profile->sms,
+                                             profile->copy,
+                                             profile->decoders,
+                                             0,
+                                             profile->jpeg,
+                                             profile->ofa,
+                                             profile->memory_mib,
+                                             "" };
         memcpy (info->name, name, sizeof name);
         return NVML_SUCCESS;
     }
     if (info->version == NVS_VERSIONED (*newer, 3)) {
-        *newer = (struct nvml_gi_profile_v3) { newer->version, profile->id, profile->slices, profile->most,
-                                               profile->sms, profile->copy, profile->decoders, 0, profile->jpeg,
-                                               profile->ofa, profile->memory_mib, "", 0 };
+        *newer = (struct nvml_gi_profile_v3){ newer->version,
+                                              profile->id,
+                                              profile->slices,
+                                              profile->most,
+                                              profile->sms,
+                                              profile->copy,
+                                              profile->decoders,
+                                              0,
+                                              profile->jpeg,
+                                              profile->ofa,
+                                              profile->memory_mib,
+                                              "",
+                                              0 };
         memcpy (newer->name, name, sizeof name);
         return NVML_SUCCESS;
     }
@@ -444,8 +466,10 @@ nvmlDeviceGetGpuInstanceProfileInfo (nvmlDevice_t device, unsigned int index, st
     profile = profile_by_index (gpu, index);
     if (profile == NULL)
         return NVML_ERROR_NOT_SUPPORTED;
-    *info = (struct nvml_gi_profile) { profile->id, 0, profile->slices, profile->most, profile->sms, profile->copy,
-                                       profile->decoders, 0, profile->jpeg, profile->ofa, profile->memory_mib };
+    *info = (struct nvml_gi_profile){
+        profile->id,       0, profile->slices, profile->most, profile->sms,       profile->copy,
+        profile->decoders, 0, profile->jpeg,   profile->ofa,  profile->memory_mib
+    };
     return NVML_SUCCESS;
 }
 
@@ -497,7 +521,7 @@ nvmlDeviceGetGpuInstancePossiblePlacements_v2 (nvmlDevice_t device, unsigned int
     TRY (nvs_list (count, out, have));
     for (unsigned start = 0, i = 0; start < NVS_SLICES; start++)
         if ((profile->starts & 1u << start) != 0)
-            out[i++] = (struct nvml_placement) { start, profile->memory_slices };
+            out[i++] = (struct nvml_placement){ start, profile->memory_slices };
     return NVML_SUCCESS;
 }
 ALIAS (nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2);
@@ -620,7 +644,8 @@ nvmlGpuInstanceGetInfo (nvmlGpuInstance_t gi, struct nvml_gi_info *info)
     BEGIN ();
     TRY (gi_check (gi));
     NEED (info);
-    *info = (struct nvml_gi_info) { gi->gpu->device, gi->id, gi->profile->id, { gi->start, gi->profile->memory_slices } };
+    *info =
+        (struct nvml_gi_info){ gi->gpu->device, gi->id, gi->profile->id, { gi->start, gi->profile->memory_slices } };
     return NVML_SUCCESS;
 }
 
@@ -660,9 +685,15 @@ ci_profile_info (const struct nvs_gi *gi, unsigned id)
 {
     const struct nvs_mig_profile *profile = gi->profile;
 
-    return (struct nvml_ci_profile) { id, ci_slices[id], profile->slices / ci_slices[id],
-                                      profile->sms * ci_slices[id] / profile->slices, profile->copy, profile->decoders,
-                                      0, profile->jpeg, profile->ofa };
+    return (struct nvml_ci_profile){ id,
+                                     ci_slices[id],
+                                     profile->slices / ci_slices[id],
+                                     profile->sms * ci_slices[id] / profile->slices,
+                                     profile->copy,
+                                     profile->decoders,
+                                     0,
+                                     profile->jpeg,
+                                     profile->ofa };
 }
 
 API nvmlReturn_t
@@ -740,7 +771,7 @@ nvmlGpuInstanceGetComputeInstancePossiblePlacements (nvmlGpuInstance_t gi, unsig
     }
     TRY (nvs_list (count, out, have));
     for (unsigned i = 0; i < have; i++)
-        out[i] = (struct nvml_placement) { i * slices, slices };
+        out[i] = (struct nvml_placement){ i * slices, slices };
     return NVML_SUCCESS;
 }
 
@@ -842,7 +873,7 @@ nvmlComputeInstanceGetInfo_v2 (nvmlComputeInstance_t ci, struct nvml_ci_info *in
     BEGIN ();
     TRY (ci_check (ci));
     NEED (info);
-    *info = (struct nvml_ci_info) { ci->gi->gpu->device, ci->gi, ci->id, ci_profile_of (ci), { ci->start, ci->slices } };
+    *info = (struct nvml_ci_info){ ci->gi->gpu->device, ci->gi, ci->id, ci_profile_of (ci), { ci->start, ci->slices } };
     return NVML_SUCCESS;
 }
 ALIAS (nvmlComputeInstanceGetInfo, nvmlComputeInstanceGetInfo_v2);

@@ -51,7 +51,7 @@ nvmlDeviceGetFBCStats (nvmlDevice_t device, struct nvml_fbc_stats *stats)
     BEGIN ();
     GPU (device);
     NEED (stats);
-    *stats = (struct nvml_fbc_stats) { 0 };
+    *stats = (struct nvml_fbc_stats){ 0 };
     return NVML_SUCCESS;
 }
 
@@ -70,7 +70,7 @@ nvmlDeviceGetGridLicensableFeatures_v4 (nvmlDevice_t device, struct nvml_licensa
     BEGIN ();
     GPU (device);
     NEED (features);
-    *features = (struct nvml_licensable_features) { 0 };
+    *features = (struct nvml_licensable_features){ 0 };
     return NVML_SUCCESS;
 }
 ALIAS (nvmlDeviceGetGridLicensableFeatures, nvmlDeviceGetGridLicensableFeatures_v4);
@@ -120,13 +120,13 @@ nvmlDeviceGetPlatformInfo (nvmlDevice_t device, struct nvml_platform_info *info)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (!gpu->profile->c2c)
         return NVML_ERROR_NOT_SUPPORTED;
-    *info = (struct nvml_platform_info) { .version = info->version,
-                                          .chassis = "1820124000001",
-                                          .slot = 4,
-                                          .tray = 2,
-                                          .host = 1,
-                                          .peer = 1, /* a switch */
-                                          .module = (uint8_t)(gpu->slot + 1) };
+    *info = (struct nvml_platform_info){ .version = info->version,
+                                         .chassis = "1820124000001",
+                                         .slot = 4,
+                                         .tray = 2,
+                                         .host = 1,
+                                         .peer = 1, /* a switch */
+                                         .module = (uint8_t)(gpu->slot + 1) };
     memcpy (info->ib_guid, gpu->uuid_bytes, sizeof info->ib_guid);
     return NVML_SUCCESS;
 }
@@ -138,7 +138,7 @@ nvmlSystemGetConfComputeCapabilities (struct nvml_cc_caps *caps)
 {
     BEGIN ();
     NEED (caps);
-    *caps = (struct nvml_cc_caps) { 0, nvs_machine.options.profile->architecture >= 9 };
+    *caps = (struct nvml_cc_caps){ 0, nvs_machine.options.profile->architecture >= 9 };
     return NVML_SUCCESS;
 }
 
@@ -147,7 +147,7 @@ nvmlSystemGetConfComputeState (struct nvml_cc_state *state)
 {
     BEGIN ();
     NEED (state);
-    *state = (struct nvml_cc_state) { 0, 0, 0 };
+    *state = (struct nvml_cc_state){ 0, 0, 0 };
     return NVML_SUCCESS;
 }
 
@@ -156,7 +156,7 @@ nvmlSystemGetConfComputeSettings (struct nvml_cc_settings *settings)
 {
     BEGIN ();
     NEED_VERSION (settings, 1);
-    *settings = (struct nvml_cc_settings) { .version = settings->version };
+    *settings = (struct nvml_cc_settings){ .version = settings->version };
     return NVML_SUCCESS;
 }
 
@@ -175,7 +175,7 @@ nvmlDeviceGetConfComputeMemSizeInfo (nvmlDevice_t device, struct nvml_cc_memory 
     BEGIN ();
     GPU (device);
     NEED (info);
-    *info = (struct nvml_cc_memory) { 0, gpu->profile->memory / 1024 };
+    *info = (struct nvml_cc_memory){ 0, gpu->profile->memory / 1024 };
     return NVML_SUCCESS;
 }
 
@@ -185,6 +185,6 @@ nvmlDeviceGetConfComputeProtectedMemoryUsage (nvmlDevice_t device, struct nvml_m
     BEGIN ();
     DEVICE (device);
     NEED (info);
-    *info = (struct nvml_memory) { 0, 0, 0 };
+    *info = (struct nvml_memory){ 0, 0, 0 };
     return NVML_SUCCESS;
 }

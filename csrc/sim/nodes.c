@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device nodes, made at the moments and with the numbers and modes at which NVIDIA's library makes them: this is the
- * side effect that the product is about. All in /dev of the mount namespace in which this process is.
+ * The device nodes, made at the moments and with the numbers and modes at which NVIDIA's library makes them: this
+ * is the side effect that the product is about. All in /dev of the mount namespace in which this process is.
  */
 #include "sim.h"
 
@@ -45,8 +45,8 @@ make_link (unsigned major_number, unsigned minor_number, const char *target)
     (void)symlink (target, link);
 }
 
-/* A node that is right is kept, any other is replaced. The mode is set after mknod, for the umask must not matter. Failing is
- * silent: the simulated driver then behaves as if the node were elsewhere. */
+/* A node that is right is kept, any other is replaced. The mode is set after mknod, for the umask must not
+ * matter. Failing is silent: the simulated driver then behaves as if the node were elsewhere. */
 static void
 make_node (const char *path, mode_t mode, unsigned major_number, unsigned minor_number)
 {
@@ -54,7 +54,8 @@ make_node (const char *path, mode_t mode, unsigned major_number, unsigned minor_
     char target[80];
 
     if (lstat (path, &now) == 0) {
-        if (S_ISCHR (now.st_mode) && now.st_rdev == makedev (major_number, minor_number) && (now.st_mode & 07777) == mode)
+        if (S_ISCHR (now.st_mode) && now.st_rdev == makedev (major_number, minor_number)
+            && (now.st_mode & 07777) == mode)
             goto linked;
         if (unlink (path) != 0)
             return;

@@ -2,11 +2,11 @@
 /* NVLink and the fabric of NVSwitches behind it. Every link of every GPU goes to a switch. */
 #include "sim.h"
 
-#define LINK(device, link)                                                                                            \
-    GPU (device);                                                                                                     \
-    if (gpu->profile->links == 0)                                                                                     \
-        return NVML_ERROR_NOT_SUPPORTED;                                                                              \
-    if ((link) >= gpu->profile->links)                                                                                \
+#define LINK(device, link)               \
+    GPU (device);                        \
+    if (gpu->profile->links == 0)        \
+        return NVML_ERROR_NOT_SUPPORTED; \
+    if ((link) >= gpu->profile->links)   \
     return NVML_ERROR_INVALID_ARGUMENT
 
 API nvmlReturn_t
@@ -60,7 +60,7 @@ nvmlDeviceGetNvLinkRemotePciInfo_v2 (nvmlDevice_t device, unsigned int link, str
     LINK (device, link);
     NEED (pci);
     bus = 0x05 + link % 4;
-    *pci = (struct nvml_pci) { .bus = bus, .device_id = 0x22a310de, .subsystem_id = 0x179610de };
+    *pci = (struct nvml_pci){ .bus = bus, .device_id = 0x22a310de, .subsystem_id = 0x179610de };
     (void)snprintf (pci->bus_id, sizeof pci->bus_id, "%08X:%02X:00.0", 0u, bus);
     (void)snprintf (pci->bus_id_short, sizeof pci->bus_id_short, "%04X:%02X:00.0", 0u, bus);
     return NVML_SUCCESS;
@@ -68,7 +68,8 @@ nvmlDeviceGetNvLinkRemotePciInfo_v2 (nvmlDevice_t device, unsigned int link, str
 ALIAS (nvmlDeviceGetNvLinkRemotePciInfo, nvmlDeviceGetNvLinkRemotePciInfo_v2);
 
 API nvmlReturn_t
-nvmlDeviceGetNvLinkErrorCounter (nvmlDevice_t device, unsigned int link, unsigned int counter, unsigned long long *value)
+nvmlDeviceGetNvLinkErrorCounter (nvmlDevice_t device, unsigned int link, unsigned int counter,
+                                 unsigned long long *value)
 {
     BEGIN ();
     LINK (device, link);
@@ -112,7 +113,7 @@ nvmlDeviceGetNvLinkInfo (nvmlDevice_t device, struct nvml_link_info *info)
 #define FABRIC_COMPLETED 3u
 #define FABRIC_HEALTHY   1u
 /* Four questions (bandwidth, recovery, route, time-out), each "no", then "no wrong configuration". */
-#define FABRIC_HEALTH    (2u | 2u << 2 | 2u << 4 | 2u << 6 | 1u << 8)
+#define FABRIC_HEALTH (2u | 2u << 2 | 2u << 4 | 2u << 6 | 1u << 8)
 
 /* Only racks (GB200) have a cluster of their own; one server's fabric has the number zero. */
 static void
@@ -133,7 +134,7 @@ nvmlDeviceGetGpuFabricInfo (nvmlDevice_t device, struct nvml_fabric *info)
     NEED (info);
     if (!gpu->profile->fabric)
         return NVML_ERROR_NOT_SUPPORTED;
-    *info = (struct nvml_fabric) { .state = FABRIC_COMPLETED };
+    *info = (struct nvml_fabric){ .state = FABRIC_COMPLETED };
     cluster (gpu, info->cluster);
     return NVML_SUCCESS;
 }
@@ -168,10 +169,9 @@ nvmlDeviceGetGpuFabricInfo_v4 (nvmlDevice_t device, struct nvml_fabric_v4 *info)
     NEED (info);
     if (!gpu->profile->fabric)
         return NVML_ERROR_NOT_SUPPORTED;
-    *info = (struct nvml_fabric_v4) { .cliques_count = 1,
-                                      .state = FABRIC_COMPLETED,
-                                      .health = FABRIC_HEALTH,
-                                      .summary = FABRIC_HEALTHY };
+    *info = (struct nvml_fabric_v4){
+        .cliques_count = 1, .state = FABRIC_COMPLETED, .health = FABRIC_HEALTH, .summary = FABRIC_HEALTHY
+    };
     cluster (gpu, info->cluster);
     return NVML_SUCCESS;
 }

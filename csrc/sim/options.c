@@ -158,8 +158,8 @@ parse_key (struct nvs_options *options, const char *key, char *value, const stru
         options->has_procs = true;
     if (strcmp (key, "xid") == 0)
         options->has_xid = true;
-#define X(name, kind, fallback, help)                                                                                 \
-    if (strcmp (key, #name) == 0)                                                                                     \
+#define X(name, kind, fallback, help) \
+    if (strcmp (key, #name) == 0)     \
         return SET_##kind (name);
 #include "options.def"
 #undef X
@@ -219,7 +219,7 @@ nvs_options_parse (struct nvs_options *options, const char *description, char *r
     if (strlen (description) >= sizeof copy)
         return refuse (&reason, "the description is too long");
     (void)snprintf (copy, sizeof copy, "%s", description);
-    *options = (struct nvs_options) { .seed = 1 };
+    *options = (struct nvs_options){ .seed = 1 };
     (void)snprintf (options->driver, sizeof options->driver, "580.95.05");
     word = strsep (&rest, ",");
     if (parse_profile (options, word, &reason) != 0)

@@ -15,7 +15,11 @@ struct nvs_indexes {
     unsigned values[NVS_GPUS_MAX];
 };
 
-enum nvs_crash { NVS_CRASH_SEGV, NVS_CRASH_ABORT, NVS_CRASH_EXIT };
+enum nvs_crash {
+    NVS_CRASH_SEGV,
+    NVS_CRASH_ABORT,
+    NVS_CRASH_EXIT
+};
 
 struct nvs_function_crash {
     char function[96];

@@ -11,10 +11,10 @@ nvmlDeviceGetPciInfo_v3 (nvmlDevice_t device, struct nvml_pci *pci)
     DEVICE (device); /* a MIG device is where its GPU is */
     NEED (pci);
     gpu = device->gpu;
-    *pci = (struct nvml_pci) { .domain = gpu->domain,
-                               .bus = gpu->bus,
-                               .device_id = gpu->profile->device_id,
-                               .subsystem_id = gpu->profile->subsystem_id };
+    *pci = (struct nvml_pci){ .domain = gpu->domain,
+                              .bus = gpu->bus,
+                              .device_id = gpu->profile->device_id,
+                              .subsystem_id = gpu->profile->subsystem_id };
     memcpy (pci->bus_id_short, gpu->bus_id_short, sizeof pci->bus_id_short);
     memcpy (pci->bus_id, gpu->bus_id, sizeof pci->bus_id);
     return NVML_SUCCESS;
@@ -29,10 +29,10 @@ nvmlDeviceGetPciInfo_v2 (nvmlDevice_t device, struct nvml_pci_v2 *pci)
     DEVICE (device);
     NEED (pci);
     gpu = device->gpu;
-    *pci = (struct nvml_pci_v2) { .domain = gpu->domain,
-                                  .bus = gpu->bus,
-                                  .device_id = gpu->profile->device_id,
-                                  .subsystem_id = gpu->profile->subsystem_id };
+    *pci = (struct nvml_pci_v2){ .domain = gpu->domain,
+                                 .bus = gpu->bus,
+                                 .device_id = gpu->profile->device_id,
+                                 .subsystem_id = gpu->profile->subsystem_id };
     memcpy (pci->bus_id, gpu->bus_id_short, sizeof pci->bus_id);
     return NVML_SUCCESS;
 }
@@ -45,8 +45,9 @@ nvmlDeviceGetPciInfoExt (nvmlDevice_t device, struct nvml_pci_ext_v1 *pci)
     GPU (device);
     NEED_VERSION (pci, 1);
     /* Class 3, subclass 2: a 3D controller. */
-    *pci = (struct nvml_pci_ext_v1) { pci->version, gpu->domain, gpu->bus, 0, gpu->profile->device_id,
-                                      gpu->profile->subsystem_id, 3, 2, "" };
+    *pci = (struct nvml_pci_ext_v1){
+        pci->version, gpu->domain, gpu->bus, 0, gpu->profile->device_id, gpu->profile->subsystem_id, 3, 2, ""
+    };
     memcpy (pci->bus_id, gpu->bus_id, sizeof pci->bus_id);
     return NVML_SUCCESS;
 }
@@ -54,14 +55,14 @@ nvmlDeviceGetPciInfoExt (nvmlDevice_t device, struct nvml_pci_ext_v1 *pci)
 static const unsigned link_mbps[] = { 0, 2500, 5000, 8000, 16000, 32000, 64000 };
 
 /* An unsigned int that depends on the GPU alone. */
-#define QUERY(function, expression)                                                                                   \
-    API nvmlReturn_t function (nvmlDevice_t device, unsigned int *out)                                                \
-    {                                                                                                                 \
-        BEGIN ();                                                                                                     \
-        GPU (device);                                                                                                 \
-        NEED (out);                                                                                                   \
-        *out = (expression);                                                                                          \
-        return NVML_SUCCESS;                                                                                          \
+#define QUERY(function, expression)                                    \
+    API nvmlReturn_t function (nvmlDevice_t device, unsigned int *out) \
+    {                                                                  \
+        BEGIN ();                                                      \
+        GPU (device);                                                  \
+        NEED (out);                                                    \
+        *out = (expression);                                           \
+        return NVML_SUCCESS;                                           \
     }
 
 QUERY (nvmlDeviceGetMaxPcieLinkGeneration, gpu->profile->pcie_generation)

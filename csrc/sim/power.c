@@ -164,7 +164,7 @@ nvmlDeviceGetThermalSettings (nvmlDevice_t device, unsigned int index, struct nv
         return NVML_ERROR_INVALID_ARGUMENT;
     memset (settings, 0, sizeof *settings);
     settings->count = 1;
-    settings->sensors[0] = (struct nvml_thermal_sensor) { 1, -40, 127, (int32_t)nvs_temperature (gpu), 1 };
+    settings->sensors[0] = (struct nvml_thermal_sensor){ 1, -40, 127, (int32_t)nvs_temperature (gpu), 1 };
     return NVML_SUCCESS;
 }
 
@@ -179,26 +179,26 @@ nvmlDeviceGetUtilizationRates (nvmlDevice_t device, struct nvml_utilization *uti
     NEED (utilization);
     if (gpu->mig)
         return NVML_ERROR_NOT_SUPPORTED;
-    *utilization = (struct nvml_utilization) { nvs_util_gpu (gpu), nvs_util_memory (gpu) };
+    *utilization = (struct nvml_utilization){ nvs_util_gpu (gpu), nvs_util_memory (gpu) };
     if (nvs_machine.options.na)
-        *utilization = (struct nvml_utilization) { NVS_NA32, NVS_NA32 };
+        *utilization = (struct nvml_utilization){ NVS_NA32, NVS_NA32 };
     return NVML_SUCCESS;
 }
 
 /* Data-centre loads do not use the media engines; they are idle where they exist. */
-#define ENGINE(name, field)                                                                                           \
-    API nvmlReturn_t nvmlDeviceGet##name##Utilization (nvmlDevice_t device, unsigned int *percent,                     \
-                                                       unsigned int *period_us)                                       \
-    {                                                                                                                 \
-        BEGIN ();                                                                                                     \
-        GPU (device);                                                                                                 \
-        NEED (percent);                                                                                               \
-        NEED (period_us);                                                                                             \
-        if (gpu->mig || (field) == 0)                                                                                 \
-            return NVML_ERROR_NOT_SUPPORTED;                                                                          \
-        *percent = nvs_machine.options.na ? NVS_NA32 : 0;                                                             \
-        *period_us = 167000;                                                                                          \
-        return NVML_SUCCESS;                                                                                          \
+#define ENGINE(name, field)                                                                        \
+    API nvmlReturn_t nvmlDeviceGet##name##Utilization (nvmlDevice_t device, unsigned int *percent, \
+                                                       unsigned int *period_us)                    \
+    {                                                                                              \
+        BEGIN ();                                                                                  \
+        GPU (device);                                                                              \
+        NEED (percent);                                                                            \
+        NEED (period_us);                                                                          \
+        if (gpu->mig || (field) == 0)                                                              \
+            return NVML_ERROR_NOT_SUPPORTED;                                                       \
+        *percent = nvs_machine.options.na ? NVS_NA32 : 0;                                          \
+        *period_us = 167000;                                                                       \
+        return NVML_SUCCESS;                                                                       \
     }
 
 ENGINE (Encoder, 1 + gpu->profile->encoders) /* answered even where there is none */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The processes that use a GPU. They need not exist: by default each GPU (each MIG device) has one, with the pid of the parent of
- * the process that loaded this library, as if one job used them all; through nvsandbox that is the caller, so that
- * tools which look pids up find something. Further ones (procs=) and those of frozen=1 have pids that are made up.
+ * The processes that use a GPU. They need not exist: by default each GPU (each MIG device) has one, with the pid of
+ * the parent of the process that loaded this library, as if one job used them all; through nvsandbox that is the
+ * caller, so that tools which look pids up find something. Further ones (procs=) and those of frozen=1 have pids
+ * that are made up.
  */
 #include "sim.h"
 
@@ -120,7 +121,7 @@ list_v1 (nvmlDevice_t device, unsigned int *count, struct nvml_process_v1 *out, 
     for (unsigned i = 0; i < have; i++) {
         struct nvs_process process = nvs_process_get (device, i, have);
 
-        out[i] = (struct nvml_process_v1) { process.pid, process.memory };
+        out[i] = (struct nvml_process_v1){ process.pid, process.memory };
     }
     return NVML_SUCCESS;
 }
@@ -134,27 +135,27 @@ list_v3 (nvmlDevice_t device, unsigned int *count, struct nvml_process *out, boo
     for (unsigned i = 0; i < have; i++) {
         struct nvs_process process = nvs_process_get (device, i, have);
 
-        out[i] = (struct nvml_process) { process.pid, process.memory, process.gi, process.ci };
+        out[i] = (struct nvml_process){ process.pid, process.memory, process.gi, process.ci };
     }
     return NVML_SUCCESS;
 }
 
 /* All processes compute; nothing draws, and there is no MPS server. */
-#define LISTS(kind, any)                                                                                              \
-    API nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses (nvmlDevice_t device, unsigned int *count,                  \
-                                                            struct nvml_process_v1 *out)                              \
-    {                                                                                                                 \
-        BEGIN ();                                                                                                     \
-        DEVICE (device);                                                                                              \
-        return list_v1 (device, count, out, any);                                                                     \
-    }                                                                                                                 \
-    API nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses_v2 (nvmlDevice_t device, unsigned int *count,               \
-                                                               struct nvml_process *out)                              \
-    {                                                                                                                 \
-        BEGIN ();                                                                                                     \
-        DEVICE (device);                                                                                              \
-        return list_v3 (device, count, out, any);                                                                     \
-    }                                                                                                                 \
+#define LISTS(kind, any)                                                                                 \
+    API nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses (nvmlDevice_t device, unsigned int *count,    \
+                                                            struct nvml_process_v1 *out)                 \
+    {                                                                                                    \
+        BEGIN ();                                                                                        \
+        DEVICE (device);                                                                                 \
+        return list_v1 (device, count, out, any);                                                        \
+    }                                                                                                    \
+    API nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses_v2 (nvmlDevice_t device, unsigned int *count, \
+                                                               struct nvml_process *out)                 \
+    {                                                                                                    \
+        BEGIN ();                                                                                        \
+        DEVICE (device);                                                                                 \
+        return list_v3 (device, count, out, any);                                                        \
+    }                                                                                                    \
     ALIAS (nvmlDeviceGet##kind##RunningProcesses_v3, nvmlDeviceGet##kind##RunningProcesses_v2)
 
 LISTS (Compute, true);
@@ -177,8 +178,8 @@ nvmlDeviceGetRunningProcessDetailList (nvmlDevice_t device, struct nvml_process_
     for (unsigned i = 0; i < have; i++) {
         struct nvs_process process = nvs_process_get (device, i, have);
 
-        list->entries[i]
-            = (struct nvml_process_detail) { process.pid, process.memory, process.gi, process.ci, NVS_NA64 };
+        list->entries[i] = (struct nvml_process_detail){ process.pid, process.memory, process.gi, process.ci,
+                                                         nvs_machine.options.na ? NVS_NA64 : 0 };
     }
     return NVML_SUCCESS;
 }
@@ -204,7 +205,7 @@ nvmlDeviceGetProcessUtilization (nvmlDevice_t device, struct nvml_process_sample
     for (unsigned i = 0; i < have; i++) {
         struct nvs_process process = nvs_process_get (device, i, have);
 
-        out[i] = (struct nvml_process_sample) { process.pid, taken, process.sm, process.mem, 0, 0 };
+        out[i] = (struct nvml_process_sample){ process.pid, taken, process.sm, process.mem, 0, 0 };
     }
     return NVML_SUCCESS;
 }
@@ -228,7 +229,7 @@ nvmlDeviceGetProcessesUtilizationInfo (nvmlDevice_t device, struct nvml_processe
     for (unsigned i = 0; i < have; i++) {
         struct nvs_process process = nvs_process_get (device, i, have);
 
-        info->entries[i] = (struct nvml_process_util) { taken, process.pid, process.sm, process.mem, 0, 0, 0, 0 };
+        info->entries[i] = (struct nvml_process_util){ taken, process.pid, process.sm, process.mem, 0, 0, 0, 0 };
     }
     return NVML_SUCCESS;
 }
@@ -304,11 +305,11 @@ nvmlDeviceGetAccountingStats (nvmlDevice_t device, unsigned int pid, struct nvml
 
         if (process.pid != pid)
             continue;
-        *stats = (struct nvml_accounting) { .gpu = process.sm,
-                                            .memory = process.mem,
-                                            .max_memory = process.memory,
-                                            .start = nvs_unix_us () - 60000000,
-                                            .running = 1 };
+        *stats = (struct nvml_accounting){ .gpu = process.sm,
+                                           .memory = process.mem,
+                                           .max_memory = process.memory,
+                                           .start = nvs_unix_us () - 60000000,
+                                           .running = 1 };
         return NVML_SUCCESS;
     }
     return NVML_ERROR_NOT_FOUND;

@@ -7,7 +7,7 @@
  *     API nvmlReturn_t
  *     nvmlDeviceGetX (nvmlDevice_t device, unsigned int *x)
  *     {
- *         BEGIN ();               injected faults and latency, "is NVML initialised", the lock (until the function returns)
+ *         BEGIN ();               injected faults, "is NVML initialised", the lock (until the function returns)
  *         GPU (device);           declares `gpu`: checked, present, not a MIG device
  *         NEED (x);               a pointer that must not be NULL
  *         ...
@@ -31,11 +31,11 @@
 
 #pragma GCC visibility push(hidden)
 
-#define NVS_SLICES  8u /* memory slices of a GPU with MIG */
-#define NVS_NO_ID   0xffffffffu
-#define NVS_NA64    UINT64_MAX
-#define NVS_NA32    UINT32_MAX
-#define NVS_MIB     (1024ull * 1024)
+#define NVS_SLICES 8u /* memory slices of a GPU with MIG */
+#define NVS_NO_ID  0xffffffffu
+#define NVS_NA64   UINT64_MAX
+#define NVS_NA32   UINT32_MAX
+#define NVS_MIB    (1024ull * 1024)
 
 /* What a device handle points at: a GPU (gi and ci NULL) or a MIG device. */
 struct nvs_device {
@@ -79,10 +79,10 @@ struct nvs_gpu {
 
 struct nvs_machine {
     struct nvs_options options;
-    unsigned count;                   /* GPUs that NVML sees */
+    unsigned count;                    /* GPUs that NVML sees */
     struct nvs_gpu gpus[NVS_GPUS_MAX]; /* those */
-    unsigned growth;                  /* grow=1: by how much lists have grown */
-    bool xid_given;                   /* xid=: once */
+    unsigned growth;                   /* grow=1: by how much lists have grown */
+    bool xid_given;                    /* xid=: once */
 };
 
 extern struct nvs_machine nvs_machine;
@@ -93,10 +93,17 @@ void *nvs_handle_new (size_t size, int kind); /* NULL without memory */
 void nvs_handle_free (void *handle);
 bool nvs_handle_known (const void *handle, int kind); /* strict_handles=1: aborts rather than say no */
 bool nvs_handle_exists (const void *handle, int kind);
-enum { NVS_HANDLE_DEVICE = 1, NVS_HANDLE_GI, NVS_HANDLE_CI, NVS_HANDLE_EVENTS, NVS_HANDLE_SYSTEM_EVENTS, NVS_HANDLE_SAMPLE };
+enum {
+    NVS_HANDLE_DEVICE = 1,
+    NVS_HANDLE_GI,
+    NVS_HANDLE_CI,
+    NVS_HANDLE_EVENTS,
+    NVS_HANDLE_SYSTEM_EVENTS,
+    NVS_HANDLE_SAMPLE
+};
 uint64_t nvs_hash (uint64_t a, uint64_t b);
 void nvs_uuid_make (char text[48], uint8_t bytes[16], const char *prefix, uint64_t a, uint64_t b);
-double nvs_seconds (void);        /* since the machine started; stands still with frozen=1 */
+double nvs_seconds (void); /* since the machine started; stands still with frozen=1 */
 uint64_t nvs_unix_us (void);
 
 /* faults.c */
@@ -108,7 +115,8 @@ nvmlReturn_t nvs_begin (struct nvs_call *call, const char *function);
 void nvs_begin_init (struct nvs_call *call); /* only the lock: nvmlInit has no options yet */
 void nvs_inject (const char *function);
 void nvs_end (struct nvs_call *call);
-/* Waits, without the lock, until the time is up (TIMEOUT; NVS_NO_ID is for ever), or the handle or NVML itself is gone. */
+/* Waits, without the lock, until the time is up (TIMEOUT; NVS_NO_ID is for ever), or the handle or NVML itself
+ * is gone. */
 nvmlReturn_t nvs_wait (struct nvs_call *call, unsigned timeout_ms, const void *handle, int kind);
 void nvs_wake (void); /* after a handle went, or the last nvmlShutdown */
 void nvs_sleep_us (uint64_t us);
@@ -120,8 +128,8 @@ nvmlReturn_t nvs_gpu_of (nvmlDevice_t device, struct nvs_gpu **gpu);
 bool nvs_is_admin (void); /* setters need CAP_SYS_ADMIN */
 nvmlReturn_t nvs_text (char *out, unsigned size, const char *text);
 
-/* Two-call lists: what the caller's count and buffer mean for a list of `have`. SUCCESS: fill *give entries, which is also
- * in *count by then. */
+/* Two-call lists: what the caller's count and buffer mean for a list of `have`. SUCCESS: there is
+ * room, and *count is `have`. */
 nvmlReturn_t nvs_list (unsigned *count, const void *out, unsigned have);
 unsigned nvs_grown (unsigned have); /* grow=1 */
 
@@ -147,7 +155,7 @@ void nvs_set_power_limit (struct nvs_gpu *gpu, unsigned milliwatts);
 struct nvs_process {
     unsigned pid;
     uint64_t memory;
-    unsigned gi, ci; /* NVS_NO_ID outside MIG */
+    unsigned gi, ci;  /* NVS_NO_ID outside MIG */
     unsigned sm, mem; /* percent */
 };
 unsigned nvs_process_count (const struct nvs_device *device);
@@ -164,40 +172,40 @@ struct nvs_ci *nvs_mig_device (struct nvs_gpu *gpu, unsigned index);
 
 #pragma GCC visibility pop
 
-#define TRY(expression)                                                                                               \
-    do {                                                                                                              \
-        nvmlReturn_t try_result = (expression);                                                                       \
-        if (try_result != NVML_SUCCESS)                                                                               \
-            return try_result;                                                                                        \
+#define TRY(expression)                         \
+    do {                                        \
+        nvmlReturn_t try_result = (expression); \
+        if (try_result != NVML_SUCCESS)         \
+            return try_result;                  \
     } while (0)
 
-#define BEGIN()                                                                                                       \
-    __attribute__ ((cleanup (nvs_end))) struct nvs_call call;                                                         \
+#define BEGIN()                                               \
+    __attribute__ ((cleanup (nvs_end))) struct nvs_call call; \
     TRY (nvs_begin (&call, __func__))
 
 #define DEVICE(device) TRY (nvs_device_check (device))
 
-#define GPU(device)                                                                                                   \
-    struct nvs_gpu *gpu = NULL;                                                                                       \
+#define GPU(device)             \
+    struct nvs_gpu *gpu = NULL; \
     TRY (nvs_gpu_of (device, &gpu))
 
-#define NEED(pointer)                                                                                                 \
-    do {                                                                                                              \
-        if ((pointer) == NULL)                                                                                        \
-            return NVML_ERROR_INVALID_ARGUMENT;                                                                       \
+#define NEED(pointer)                           \
+    do {                                        \
+        if ((pointer) == NULL)                  \
+            return NVML_ERROR_INVALID_ARGUMENT; \
     } while (0)
 
-#define NEED_VERSION(pointer, n)                                                                                      \
-    do {                                                                                                              \
-        NEED (pointer);                                                                                               \
-        if ((pointer)->version != NVS_VERSIONED (*(pointer), n))                                                      \
-            return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;                                                              \
+#define NEED_VERSION(pointer, n)                                 \
+    do {                                                         \
+        NEED (pointer);                                          \
+        if ((pointer)->version != NVS_VERSIONED (*(pointer), n)) \
+            return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;         \
     } while (0)
 
-#define NEED_ADMIN()                                                                                                  \
-    do {                                                                                                              \
-        if (!nvs_is_admin ())                                                                                         \
-            return NVML_ERROR_NO_PERMISSION;                                                                          \
+#define NEED_ADMIN()                         \
+    do {                                     \
+        if (!nvs_is_admin ())                \
+            return NVML_ERROR_NO_PERMISSION; \
     } while (0)
 
 #endif

@@ -33,7 +33,7 @@ nvs_handle_new (size_t size, int kind)
     }
     handle = calloc (1, size);
     if (handle != NULL)
-        entries[entries_count++] = (struct entry) { handle, kind };
+        entries[entries_count++] = (struct entry){ handle, kind };
     return handle;
 }
 
@@ -95,9 +95,9 @@ nvs_uuid_make (char text[48], uint8_t bytes[16], const char *prefix, uint64_t a,
     uint64_t words[2] = { nvs_hash (a, b), nvs_hash (b ^ 0x5555, a) };
 
     memcpy (bytes, words, sizeof words);
-    (void)snprintf (text, 48, "%s%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix, bytes[0],
-                    bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7], bytes[8], bytes[9], bytes[10],
-                    bytes[11], bytes[12], bytes[13], bytes[14], bytes[15]);
+    (void)snprintf (text, 48, "%s%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix,
+                    bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7], bytes[8], bytes[9],
+                    bytes[10], bytes[11], bytes[12], bytes[13], bytes[14], bytes[15]);
 }
 
 /* CLOCK_BOOTTIME, so that processes which look at the same moment see the same machine, as with a real driver. */
@@ -138,7 +138,7 @@ gpu_setup (struct nvs_gpu *gpu, const struct nvs_options *options, unsigned slot
     const struct nvs_profile *profile = options->profile;
     uint64_t identity = nvs_hash (options->seed, (uint64_t)profile->device_id << 8 | slot);
 
-    *gpu = (struct nvs_gpu) {
+    *gpu = (struct nvs_gpu){
         .profile = profile,
         .slot = slot,
         .minor = options->minors.count != 0 ? options->minors.values[slot] : slot,
@@ -164,9 +164,9 @@ gpu_setup (struct nvs_gpu *gpu, const struct nvs_options *options, unsigned slot
     return options->mig[0] != '\0' ? nvs_mig_layout (gpu, options->mig) : 0;
 }
 
-/* Called by the nvmlInit that counts from 0 to 1. The machine stays as it was left, as a driver's state does, if it is described as
- * before. With strict_handles=1 it is made anew, and so are its handles: the old ones stay allocated, so that no new
- * handle has an old one's address. */
+/* Called by the nvmlInit that counts from 0 to 1. The machine stays as it was left, as a driver's state does, if
+ * it is described as before. With strict_handles=1 it is made anew, and so are its handles: the old ones stay
+ * allocated, so that no new handle has an old one's address. */
 int
 nvs_machine_setup (const struct nvs_options *options, const char *description)
 {
@@ -180,7 +180,7 @@ nvs_machine_setup (const struct nvs_options *options, const char *description)
     }
     if (!options->strict_handles)
         entries_count = 0;
-    nvs_machine = (struct nvs_machine) { .options = *options };
+    nvs_machine = (struct nvs_machine){ .options = *options };
     for (unsigned slot = 0; slot < options->count; slot++) {
         struct nvs_gpu *gpu = &nvs_machine.gpus[nvs_machine.count];
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where GPUs are among CPUs and each other: a server of two sockets with 64 CPUs each, half of the GPUs on either, two
- * behind each PCIe switch. It is the simulated server, not the machine on which this runs.
+ * Where GPUs are among CPUs and each other: a server of two sockets with 64 CPUs each, half of the GPUs on either,
+ * two behind each PCIe switch. It is the simulated server, not the machine on which this runs.
  */
 #include "sim.h"
 
