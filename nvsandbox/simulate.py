@@ -77,6 +77,19 @@ class Simulation:
     profile: str
     count: int
     symbols: str
+    keys: tuple[tuple[str, str], ...] = ()
+
+    def with_minors(self, minors: list[int]) -> str:
+        """The description of the same GPUs of which only those with these minor numbers can be used: as for NVIDIA's
+        library, the others do not exist. Raises ValueError where that leaves none."""
+        keys = dict(self.keys)
+        all_ = keys["minors"].split("+") if "minors" in keys else [str(index) for index in range(self.count)]
+        shown = keys["visible"].split("+") if "visible" in keys else [str(index) for index in range(self.count)]
+        kept = [index for index in shown if int(index) < len(all_) and int(all_[int(index)]) in minors]
+        if not kept:
+            raise ValueError(f"none of the simulated GPUs has one of these minor numbers; theirs are {', '.join(all_)}")
+        keys["visible"] = "+".join(kept)
+        return ",".join([self.text.split(",")[0], *(f"{key}={value}" for key, value in keys.items())])
 
     @property
     def library(self) -> Path:
@@ -129,4 +142,4 @@ def parse(description: str) -> Simulation:
                 raise ValueError(
                     f"simulate={description!r}: {key}={seen[key]} names GPU {index}; there are 0 to {count - 1}"
                 )
-    return Simulation(description, match[1], count, seen.get("symbols", "all"))
+    return Simulation(description, match[1], count, seen.get("symbols", "all"), tuple(seen.items()))

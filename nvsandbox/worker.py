@@ -221,6 +221,8 @@ class Worker:
         self._death: tuple[int | None, int | None, str] | None = None
         self._stopping = False
         self._next_id = 0
+        self._minors = self._device_minors()
+        self._simulation = self._simulated()
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
@@ -241,7 +243,7 @@ class Worker:
     # ---- start
 
     def _spawn(self, control: int) -> int:
-        environment = _environment(self.options.simulate)
+        environment = _environment(self._simulation)
         keep = [ffi.new("char[]", entry) for entry in environment]
         envp = ffi.new("char *[]", [*keep, ffi.NULL])
         pid = ffi.new("int32_t *")
@@ -308,16 +310,26 @@ class Worker:
             minors.append(minor)
         return minors
 
+    def _simulated(self) -> str | None:
+        """The simulator's description, less the GPUs that ``devices`` hides."""
+        options = self.options
+        if options.simulate is None or self._minors is None:
+            return options.simulate
+        try:
+            return simulate.parse(options.simulate).with_minors(self._minors)
+        except ValueError as error:
+            raise SandboxStartError("devices", errno.ENODEV, "", f"devices={list(self._minors)}: {error}") from None
+
     def _start_message(self) -> bytes:
         options = self.options
         libraries = self._libraries()
-        minors = self._device_minors()
+        minors = self._minors
         strings = b"".join(
             os.fsencode(text) + b"\0"
             for text in (
                 options.driver_root,
                 roots.dev_folder(options.driver_root, options.dev_root),
-                options.simulate or "",
+                self._simulation or "",
                 *libraries,
             )
         )
