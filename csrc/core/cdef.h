@@ -148,8 +148,17 @@ struct nvs_core_option {
     const char *initial;
     const char *help;
 };
+struct nvs_core_mig {
+    const char *gpu;
+    const char *name;
+    uint32_t slices;
+    uint32_t memory_slices;
+    uint32_t most;
+    uint32_t starts;
+};
 const struct nvs_core_profile *nvs_core_profile (uint32_t index);
 const struct nvs_core_option *nvs_core_option (uint32_t index);
+const struct nvs_core_mig *nvs_core_mig (uint32_t index);
 
 int nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struct nvs_error *error);
 

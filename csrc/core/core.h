@@ -67,7 +67,18 @@ struct nvs_core_option {
     const char *initial;
     const char *help;
 };
+/* A MIG profile (sim/mig_profiles.def): of which GPU model, how many of the 7 compute slices and 8 memory slices it takes,
+ * how many of it there can be, and the mask of the memory slices at which one may start. */
+struct nvs_core_mig {
+    const char *gpu;
+    const char *name;
+    uint32_t slices;
+    uint32_t memory_slices;
+    uint32_t most;
+    uint32_t starts;
+};
 const struct nvs_core_profile *nvs_core_profile (uint32_t index);
 const struct nvs_core_option *nvs_core_option (uint32_t index);
+const struct nvs_core_mig *nvs_core_mig (uint32_t index);
 
 #endif

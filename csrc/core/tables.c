@@ -14,6 +14,13 @@ static const struct nvs_core_option options[] = {
 #undef X
 };
 
+static const struct nvs_core_mig migs[] = {
+#define M(gpu, name, index, id, slices, memory_slices, mib, sms, copies, decoders, jpeg, ofa, most, starts) \
+    { #gpu, name, slices, memory_slices, most, starts },
+#include "sim/mig_profiles.def"
+#undef M
+};
+
 const char *
 nvs_core_version (void)
 {
@@ -36,4 +43,10 @@ const struct nvs_core_option *
 nvs_core_option (uint32_t index)
 {
     return index < sizeof options / sizeof options[0] ? &options[index] : NULL;
+}
+
+const struct nvs_core_mig *
+nvs_core_mig (uint32_t index)
+{
+    return index < sizeof migs / sizeof migs[0] ? &migs[index] : NULL;
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that are not there, or are not what they should be. Each is refused by name, with the reason and a remedy."""
+"""Libraries that are not there, or are not what they should be. Each is refused by name, with reason and remedy."""
 
 from __future__ import annotations
 
