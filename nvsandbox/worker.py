@@ -224,6 +224,14 @@ class Worker:
         self._minors = self._device_minors()
         self._simulation = self._simulated()
 
+        if isolation == "guard" and options.devices is not None and options.simulate is None:
+            raise SandboxStartError(
+                "NVIDIA nodes",
+                0,
+                "/dev",
+                "devices= hides nodes, for which the sandbox needs a /dev of its own; with isolation 'guard' NVML sees "
+                "the host's: leave devices= out, or make isolation 'mount' or 'user' possible",
+            )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         try:
