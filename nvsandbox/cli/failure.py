@@ -20,6 +20,11 @@ EXIT_SANDBOX = 3
 EXPECTED = (SandboxError, pynvml.NVMLError)
 
 
+def debugging() -> bool:
+    """Whether ``NVSANDBOX_DEBUG`` asks for tracebacks and logs."""
+    return os.environ.get("NVSANDBOX_DEBUG", "0") not in ("", "0")
+
+
 def exit_code(error: BaseException) -> int:
     """The exit status for an error. One that is NVML's too (no library, a call that hung) counts as NVML's."""
     if isinstance(error, click.ClickException):
@@ -56,7 +61,7 @@ class Failed(click.ClickException):
         self._error = error
 
     def show(self, file: IO[Any] | None = None) -> None:
-        if os.environ.get("NVSANDBOX_DEBUG", "0") not in ("", "0"):
+        if debugging():
             click.echo("".join(traceback.format_exception(self._error)), file=file, err=True, nl=False)
         click.echo(f"nvsandbox: {self.message}", file=file, err=True)
 

@@ -158,6 +158,9 @@ def _mig_row(gpu: GPU, device: MigDevice) -> tuple[str, ...]:
 
 # ---- table -----------------------------------------------------------------------------------------------------
 
+_DEVICE_WIDTH = 40  # a UUID
+_TABLE_WIDTH = 78
+
 
 def table(report: Report) -> None:
     """For a terminal of 80 columns or more."""
@@ -167,18 +170,20 @@ def table(report: Report) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
+    if console.width < _TABLE_WIDTH:
+        # The terminal then breaks lines, which is ugly; cells that are cut would be wrong.
+        console.width = _TABLE_WIDTH
     grid = Table(title=None, box=None, padding=(0, 1), header_style="bold", collapse_padding=True)
     grid.add_column("GPU", justify="right")
-    grid.add_column("Device", overflow="fold", min_width=40)
+    grid.add_column("Device", overflow="fold", width=_DEVICE_WIDTH)
     grid.add_column("Memory, MiB", justify="right", no_wrap=True)
     grid.add_column("State", justify="right", no_wrap=True)
     for gpu in report.gpus:
-        device = Text(_text(gpu.name), style="bold")
+        device = Text.assemble((_text(gpu.name), "bold"))
         if gpu.error is None:
-            for line in (_text(gpu.uuid), _text(gpu.pci_bus_id), f"{_node(gpu)}, MIG {_mig(gpu)}"):
-                device.append(f"\n{line}", style="not bold")
+            device.append(f"\n{_text(gpu.uuid)}\n{_text(gpu.pci_bus_id)}\n{_node(gpu)}, MIG {_mig(gpu)}")
         else:
-            device.append(f"\ncannot be queried: {_text(gpu.error.message)}", style="not bold red")
+            device.append(f"\ncannot be queried: {_text(gpu.error.message)}", style="red")
         grid.add_row(str(gpu.index), device, _memory(gpu), _state(gpu))
         for mig in gpu.mig_devices or ():
             name = Text(f"{_text(mig.name)}\n{_text(mig.uuid)}")
@@ -222,7 +227,9 @@ def problems(report: Report) -> None:
 
     note("driver", report.system.errors)
     for gpu in report.gpus:
-        note(f"GPU {gpu.index}", ([gpu.error] if gpu.error is not None else []) + gpu.errors)
+        note(f"GPU {gpu.index}", gpu.errors)
+        if gpu.error is not None:
+            note(f"GPU {gpu.index}", [gpu.error])
         for device in gpu.mig_devices or ():
             note(f"MIG device {gpu.index}.{device.index}", device.errors)
     for (field, message), where in seen.items():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -14,13 +15,17 @@ from nvsandbox.cli.query import query
 
 class _Program(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
+        # The package's log repeats what the commands report; with no handler at all Python prints it.
+        log = logging.getLogger("nvsandbox")
+        if not failure.debugging() and not log.handlers:
+            log.addHandler(logging.NullHandler())
         try:
             return super().invoke(ctx)
         except failure.EXPECTED as error:
             raise failure.ending(error) from error
 
 
-@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(nvsandbox.__version__, message="nvsandbox %(version)s")
 def main() -> None:
     """NVIDIA's management library (NVML) in a sandbox: the host's /dev stays as it is.
@@ -34,8 +39,8 @@ def main() -> None:
                                                with the driver in a container
 
     \b
-    Exit status: 0; 1 NVML failed, such as without a driver; 2 wrong usage; 3 no sandbox could be
-    started. NVSANDBOX_DEBUG=1 adds tracebacks to errors.
+    Exit status: 0; 1 NVML failed, such as without a driver; 2 wrong usage;
+    3 no sandbox could be started. NVSANDBOX_DEBUG=1 adds tracebacks to errors.
     """
 
 
