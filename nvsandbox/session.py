@@ -84,6 +84,16 @@ class DeviceNode(str):
         node.mode = stat.S_IMODE(status.st_mode)
         return node
 
+    def __reduce__(self) -> Any:
+        return _node, (str(self), self.major, self.minor, self.mode)
+
+
+def _node(path: str, major: int, minor: int, mode: int) -> DeviceNode:
+    """For pickle."""
+    node = str.__new__(DeviceNode, path)
+    node.major, node.minor, node.mode = major, minor, mode
+    return node
+
 
 class NVMLSession:
     """An open sandbox: one worker process, shared by all blocks with equal options.
@@ -137,7 +147,8 @@ class NVMLSession:
                 raise SandboxError(f"cannot list the worker's {inside}: {error.strerror} ({outside})") from error
             for name in names:
                 status = os.lstat(os.path.join(outside, name))
-                if name.startswith("nvidia") and (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
+                ours = folder or name.startswith("nvidia")  # channel0 is in a folder of NVIDIA's
+                if ours and (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
                     found.append(DeviceNode(os.path.join(inside, name), status))
         return sorted(found)
 
