@@ -259,6 +259,7 @@ class Watch:
     def __init__(self, root: str = "/dev") -> None:
         self._fd = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
         self._folders: dict[int, str] = {}
+        self.seen: list[str] = []
         self._add(root)
         for folder, names, _ in os.walk(root):
             for name in names:
@@ -290,6 +291,17 @@ class Watch:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+@contextlib.contextmanager
+def watching(root: str = "/dev") -> Iterator[Watch]:
+    """A watch on a folder, which is closed at the end and then has what happened in ``seen``."""
+    watch = Watch(root)
+    try:
+        yield watch
+        watch.seen = watch.events()
+    finally:
+        watch.close()
 
 
 def outcome(error: BaseException) -> dict[str, Any]:
