@@ -270,6 +270,7 @@ class Worker:
         deadline = time.monotonic() + START_LIMIT
         self._send(self._start_message())
         report = self._receive(lib.NVS_MSG_ISOLATED, deadline, "isolating itself")
+        self._check_version(report)
         self._verify(report)
         self._send(bytes(ffi.buffer(ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_GO]))))
         report = self._receive(lib.NVS_MSG_READY, deadline, "loading and initialising NVML")
@@ -359,6 +360,18 @@ class Worker:
         start.libraries_count = len(libraries)
         start.strings_len = len(strings)
         return bytes(ffi.buffer(start)) + strings
+
+    def _check_version(self, report: Any) -> None:
+        # The worker compares too. Each side does, for the other may be the one that is too old to.
+        ours, theirs = _text(lib.nvs_core_version()), _text(report.build)
+        if theirs != ours or report.protocol != lib.NVS_PROTOCOL_VERSION:
+            raise SandboxStartError(
+                "hello",
+                errno.EPROTO,
+                str(PROGRAM),
+                f"the worker is of version {theirs} (protocol {report.protocol}), its caller of version {ours} "
+                f"(protocol {lib.NVS_PROTOCOL_VERSION}): files of two installations are mixed, so reinstall nvsandbox",
+            )
 
     def _verify(self, report: Any) -> None:
         """The parent's own proof of the isolation, from the kernel and not from the worker: another mount namespace
