@@ -34,7 +34,7 @@ def main() -> None:
     Examples:
       nvsandbox query                          the GPUs of this machine
       nvsandbox query --json                   the same for programs
-      nvsandbox query --simulate h100x8        eight simulated GPUs, no driver needed
+      nvsandbox query --simulate h100x8        eight simulated GPUs, no driver
       nvsandbox query --driver-root /run/nvidia/driver
                                                with the driver in a container
 
