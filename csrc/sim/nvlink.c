@@ -99,7 +99,7 @@ nvmlDeviceGetNvLinkInfo (nvmlDevice_t device, struct nvml_link_info *info)
     GPU (device);
     NEED (info);
     if (info->version == NVS_VERSIONED (*newer, 2))
-        newer->firmware_count = 0;
+        newer->firmware.count = 0;
     else if (info->version != NVS_VERSIONED (*info, 1))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (gpu->profile->links == 0)

@@ -357,10 +357,12 @@ struct nvml_link_info {
 struct nvml_link_info_v2 {
     uint32_t version, encrypted;
     struct {
-        uint8_t kind;
-        uint32_t major, minor, sub_minor;
-    } firmware[100];
-    uint32_t firmware_count;
+        struct {
+            uint8_t kind;
+            uint32_t major, minor, sub_minor;
+        } versions[100];
+        uint32_t count;
+    } firmware;
 };
 
 struct nvml_encoder_session {
