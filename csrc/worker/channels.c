@@ -72,7 +72,7 @@ static void
 relax (void)
 {
 #if defined(__x86_64__)
-    __builtin_ia32_pause();
+    __builtin_ia32_pause ();
 #elif defined(__aarch64__)
     __asm__ volatile ("yield" ::: "memory");
 #endif
@@ -125,8 +125,8 @@ end (struct channel *channel)
 static bool
 lane_over (struct channel *channel)
 {
-    return atomic_load_explicit (&channel->lane->closed, memory_order_acquire) != 0 ||
-           atomic_load (&channel->owner->stopping);
+    return atomic_load_explicit (&channel->lane->closed, memory_order_acquire) != 0
+           || atomic_load (&channel->owner->stopping);
 }
 
 /* Whether there is something to see within the lane's patience. */
@@ -142,10 +142,10 @@ lane_spin (struct channel *channel, uint32_t seen, int64_t start)
     if (atomic_fetch_add_explicit (&owner->spinning, 1, memory_order_relaxed) < owner->spinning_max)
         do
             for (int i = 0; i < 16 && !found; i++) {
-                relax();
+                relax ();
                 found = atomic_load_explicit (&lane->request, memory_order_acquire) != seen;
             }
-        while (!found && now_ns() - start < channel->spin_ns);
+        while (!found && now_ns () - start < channel->spin_ns);
     (void)atomic_fetch_sub_explicit (&owner->spinning, 1, memory_order_relaxed);
     return found;
 }
@@ -155,7 +155,7 @@ static bool
 lane_wait (struct channel *channel, uint32_t seen, uint32_t *number)
 {
     struct nvs_lane *lane = channel->lane;
-    const int64_t start = now_ns();
+    const int64_t start = now_ns ();
 
     if (lane_spin (channel, seen, start))
         channel->spin_ns = SPIN_NS;
@@ -168,7 +168,7 @@ lane_wait (struct channel *channel, uint32_t seen, uint32_t *number)
             futex_wait (&lane->request, seen);
         atomic_store_explicit (&lane->worker_sleeps, 0, memory_order_relaxed);
         /* Would a little more patience have been rewarded? Then have it; else have less. */
-        if (now_ns() - start < SPIN_NS)
+        if (now_ns () - start < SPIN_NS)
             channel->spin_ns = SPIN_NS;
         else if (channel->spin_ns > 0)
             channel->spin_ns = channel->spin_ns / 2 >= SPIN_LEAST ? channel->spin_ns / 2 : 0;
@@ -269,12 +269,12 @@ pipe_answer (int fd, const struct nvs_answer *answer)
     uint32_t length = (uint32_t)sizeof *reply + reply->data_len + reply->strings_len;
     /* The cast takes const away for sendmsg, which only reads. */
     struct iovec parts[] = {
-        {&length, sizeof length},
-        {(void *)(uintptr_t)reply, sizeof *reply},
-        {(void *)(uintptr_t)answer->data, reply->data_len},
-        {(void *)(uintptr_t)answer->strings, reply->strings_len},
+        { &length, sizeof length },
+        { (void *)(uintptr_t)reply, sizeof *reply },
+        { (void *)(uintptr_t)answer->data, reply->data_len },
+        { (void *)(uintptr_t)answer->strings, reply->strings_len },
     };
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = sizeof parts / sizeof parts[0]};
+    struct msghdr message = { .msg_iov = parts, .msg_iovlen = sizeof parts / sizeof parts[0] };
 
     _Static_assert (sizeof length == NVS_PIPE_PREFIX, "the prefix is as protocol.h says");
     while (message.msg_iovlen > 0) {
@@ -382,7 +382,7 @@ nvs_channels_new (struct nvs_library *lib, uint32_t generation)
         free (channels);
         return NULL;
     }
-    channels->spinning_max = spinners_allowed();
+    channels->spinning_max = spinners_allowed ();
     return channels;
 }
 
@@ -430,8 +430,8 @@ open_pipe (struct channel *channel, struct nvs_error *error)
     socklen_t type_size = sizeof type;
     int flags;
 
-    if (getsockopt (channel->fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_size) < 0 ||
-        getsockopt (channel->fd, SOL_SOCKET, SO_TYPE, &type, &type_size) < 0)
+    if (getsockopt (channel->fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_size) < 0
+        || getsockopt (channel->fd, SOL_SOCKET, SO_TYPE, &type, &type_size) < 0)
         return nvs_fail (error, NVS_STEP_CHANNEL, errno, NULL, "a pipe must be a socket");
     if (domain != AF_UNIX || type != SOCK_STREAM)
         return nvs_fail (error, NVS_STEP_CHANNEL, EINVAL, NULL, "a pipe must be an AF_UNIX stream socket");
@@ -525,8 +525,8 @@ nvs_channels_open (struct nvs_channels *channels, uint32_t kind, int fd, uint64_
 void
 nvs_channels_drain (struct nvs_channels *channels, uint32_t limit_ms)
 {
-    const struct timespec look = {0, DRAIN_LOOK_NS};
-    const int64_t until = now_ns() + (int64_t)limit_ms * 1000000;
+    const struct timespec look = { 0, DRAIN_LOOK_NS };
+    const int64_t until = now_ns () + (int64_t)limit_ms * 1000000;
     bool busy;
 
     atomic_store (&channels->stopping, true);
@@ -545,7 +545,7 @@ nvs_channels_drain (struct nvs_channels *channels, uint32_t limit_ms)
         for (struct channel *c = channels->first; c != NULL && !busy; c = c->next)
             busy = atomic_load (&c->busy);
         (void)pthread_mutex_unlock (&channels->lock);
-        if (!busy || now_ns() >= until)
+        if (!busy || now_ns () >= until)
             return;
         (void)nanosleep (&look, NULL);
     }

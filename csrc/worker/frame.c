@@ -120,8 +120,8 @@ check_layout (const struct nvs_buffers *buffers, uint32_t length, struct nvs_cal
     *places = 0;
     if (length < sizeof *request || request->args_count > NVS_ARGS_MAX || request->relocs_count > NVS_RELOCS_MAX)
         return NVS_STATUS_BAD_FRAME;
-    if ((request->op != NVS_OP_RESOLVE && request->op != NVS_OP_CALL) ||
-        (request->flags & ~(uint32_t)(NVS_CALL_RETURNS_STRING | NVS_CALL_RETIRES)) != 0)
+    if ((request->op != NVS_OP_RESOLVE && request->op != NVS_OP_CALL)
+        || (request->flags & ~(uint32_t)(NVS_CALL_RETURNS_STRING | NVS_CALL_RETIRES)) != 0)
         return NVS_STATUS_BAD_FRAME;
     data_at = sizeof *request + request->relocs_count * (uint64_t)sizeof (struct nvs_reloc);
     data_at = (data_at + NVS_DATA_ALIGN - 1) / NVS_DATA_ALIGN * NVS_DATA_ALIGN;
@@ -276,8 +276,8 @@ collect (struct nvs_buffers *buffers, const struct nvs_call *call, struct seen *
             return 0;
         }
     /* The library may have stored the address of a buffer that the caller passed in, without a NUL at its end. */
-    if (pointer >= data && pointer - data <= call->request->data_len &&
-        call->request->data_len - (pointer - data) < limit)
+    if (pointer >= data && pointer - data <= call->request->data_len
+        && call->request->data_len - (pointer - data) < limit)
         limit = call->request->data_len - (size_t)(pointer - data);
     length = strnlen (text, limit);
 

@@ -174,8 +174,8 @@ check_elf (int fd, uint64_t size, struct verdict *verdict)
         judge (verdict, RANK_UNUSABLE, ENOEXEC, "has no proper program headers");
         return;
     }
-    if (!inside (header.e_phoff, (uint64_t)header.e_phnum * sizeof (Elf64_Phdr), size) ||
-        (header.e_shoff != 0 && !inside (header.e_shoff, (uint64_t)header.e_shnum * header.e_shentsize, size))) {
+    if (!inside (header.e_phoff, (uint64_t)header.e_phnum * sizeof (Elf64_Phdr), size)
+        || (header.e_shoff != 0 && !inside (header.e_shoff, (uint64_t)header.e_shnum * header.e_shentsize, size))) {
         judge (verdict, RANK_UNUSABLE, ENOEXEC, "is truncated: its headers lie behind its end at %llu bytes",
                (unsigned long long)size);
         return;
@@ -248,7 +248,7 @@ try_candidate (struct nvs_library *lib, const char *candidate, struct verdict *v
     /* NOW: what cannot work fails here and not in the middle of a call. LOCAL: its names are for us alone. */
     lib->handle = dlopen (candidate, RTLD_NOW | RTLD_LOCAL);
     if (lib->handle == NULL) {
-        text = dlerror();
+        text = dlerror ();
         text = text != NULL ? text : "the loader gives no reason";
         length = strlen (candidate);
         own = strncmp (text, candidate, length) == 0 && text[length] == ':'; /* else it is about a dependency */
@@ -268,9 +268,9 @@ try_candidate (struct nvs_library *lib, const char *candidate, struct verdict *v
         (void)snprintf (lib->path, sizeof lib->path, "%s", by_path ? candidate : found);
         if (!by_path && is_stub (found))
             judge (verdict, RANK_STUB, ENOENT, "skipped: the loader finds %s, a stub for linking", found);
-        else if ((nvs_library_symbol (lib, "nvmlInitWithFlags") == NULL &&
-                  nvs_library_symbol (lib, "nvmlInit_v2") == NULL && nvs_library_symbol (lib, "nvmlInit") == NULL) ||
-                 nvs_library_symbol (lib, "nvmlShutdown") == NULL)
+        else if ((nvs_library_symbol (lib, "nvmlInitWithFlags") == NULL
+                  && nvs_library_symbol (lib, "nvmlInit_v2") == NULL && nvs_library_symbol (lib, "nvmlInit") == NULL)
+                 || nvs_library_symbol (lib, "nvmlShutdown") == NULL)
             judge (verdict, RANK_UNUSABLE, ELIBBAD, "is not NVML (it lacks nvmlInit or nvmlShutdown)");
     }
     if (verdict->rank != RANK_NONE) {
@@ -295,12 +295,12 @@ int
 nvs_library_load (struct nvs_library *lib, const char *const *candidates, uint32_t count, char *tried,
                   size_t tried_size, struct nvs_error *error)
 {
-    struct verdict worst = {RANK_NONE, ENOENT, ""};
+    struct verdict worst = { RANK_NONE, ENOENT, "" };
     const char *worst_path = "";
 
     tried[0] = '\0';
     for (uint32_t i = 0; i < count; i++) {
-        struct verdict verdict = {RANK_NONE, 0, ""};
+        struct verdict verdict = { RANK_NONE, 0, "" };
 
         try_candidate (lib, candidates[i], &verdict);
         note_tried (tried, tried_size, candidates[i], verdict.rank == RANK_NONE ? "loaded" : verdict.reason);
@@ -369,7 +369,7 @@ nvs_library_init (struct nvs_library *lib, int32_t *result, struct nvs_error *er
             entry.address = nvs_library_symbol (lib, "nvmlInit");
         if (entry.address == NULL)
             return nvs_fail (error, NVS_STEP_INIT, ENOSYS, lib->path, "the library has no nvmlInit");
-        *result = entry.plain();
+        *result = entry.plain ();
     }
     if (*result == 0)
         nvs_library_note_init (lib);
@@ -392,7 +392,7 @@ nvs_library_shutdown (struct nvs_library *lib)
     if (open > SHUTDOWNS_MAX)
         open = SHUTDOWNS_MAX;
     while (open-- > 0)
-        if (entry.shutdown() != 0)
+        if (entry.shutdown () != 0)
             return;
     /* No dlclose: the process ends now, and destructors may run into threads that are still inside. */
 }

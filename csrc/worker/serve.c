@@ -110,8 +110,8 @@ resolve (struct nvs_serve *serve, const struct nvs_call *call, uint32_t *index)
     const char *name = (const char *)call->data;
     enum nvs_status status;
 
-    if (request->args_count != 0 || request->relocs_count != 0 || request->data_len > NVS_NAME_MAX ||
-        memchr (name, '\0', request->data_len) == NULL)
+    if (request->args_count != 0 || request->relocs_count != 0 || request->data_len > NVS_NAME_MAX
+        || memchr (name, '\0', request->data_len) == NULL)
         return NVS_STATUS_BAD_FRAME;
     (void)pthread_mutex_lock (&serve->lock);
     status = find_or_add (serve, name, index);

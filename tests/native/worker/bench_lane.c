@@ -34,7 +34,7 @@ compare (const void *a, const void *z)
 static _Noreturn void
 worker (const char *library, uint32_t kind, int fd)
 {
-    struct nvs_library lib = {0};
+    struct nvs_library lib = { 0 };
     struct nvs_channels *channels;
     struct nvs_error error;
     char tried[512];
@@ -53,7 +53,7 @@ static int
 measure (const char *library, uint32_t kind, const char *name)
 {
     int fd = kind == NVS_CHANNEL_LANE ? caller_make_lane (&caller) : caller_make_pipe (&caller);
-    pid_t pid = fork();
+    pid_t pid = fork ();
 
     if (pid < 0)
         return 1;
@@ -69,11 +69,11 @@ measure (const char *library, uint32_t kind, const char *name)
         build_arg (&b, NVS_ARG_VALUE, 0, i);
     build_arg (&b, NVS_ARG_DATA, 0, 0);
     for (int i = 0; i < CALLS; i++) {
-        int64_t start = now_ns();
+        int64_t start = now_ns ();
 
         if (!caller_ask (&caller, &b) || caller.reply.status != NVS_STATUS_OK)
             return 1;
-        times[i] = now_ns() - start;
+        times[i] = now_ns () - start;
     }
     qsort (times, CALLS, sizeof times[0], compare);
     printf ("%s: p50 %lld ns, p99 %lld ns\n", name, (long long)times[CALLS / 2], (long long)times[CALLS * 99 / 100]);

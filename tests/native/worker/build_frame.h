@@ -16,13 +16,13 @@ struct building {
 static inline void
 build_arg (struct building *b, uint32_t kind, uint32_t handle_kind, uint64_t value)
 {
-    b->request.args[b->request.args_count++] = (struct nvs_arg){kind, handle_kind, value};
+    b->request.args[b->request.args_count++] = (struct nvs_arg){ kind, handle_kind, value };
 }
 
 static inline void
 build_reloc (struct building *b, uint32_t kind, uint32_t handle_kind, uint32_t offset, uint32_t count, uint32_t stride)
 {
-    b->relocs[b->request.relocs_count++] = (struct nvs_reloc){kind, handle_kind, offset, count, stride, 0};
+    b->relocs[b->request.relocs_count++] = (struct nvs_reloc){ kind, handle_kind, offset, count, stride, 0 };
 }
 
 static inline void

@@ -42,10 +42,10 @@ caller_make_lane (struct caller *caller)
     void *memory;
 
     if (fd < 0 || ftruncate (fd, NVS_LANE_SIZE) < 0 || fcntl (fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
-        abort();
+        abort ();
     memory = mmap (NULL, NVS_LANE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED)
-        abort();
+        abort ();
     caller->lane = memory;
     caller->fd = -1;
     caller->number = 0;
@@ -58,7 +58,7 @@ caller_make_pipe (struct caller *caller)
     int pair[2];
 
     if (socketpair (AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
-        abort();
+        abort ();
     caller->lane = NULL;
     caller->fd = pair[0];
     return pair[1];
@@ -91,8 +91,8 @@ caller_send (struct caller *caller, uint32_t length)
     struct nvs_lane *lane = caller->lane;
 
     if (lane == NULL)
-        return send (caller->fd, &length, sizeof length, MSG_NOSIGNAL) == sizeof length &&
-               send (caller->fd, caller->frame, length, MSG_NOSIGNAL) == (ssize_t)length;
+        return send (caller->fd, &length, sizeof length, MSG_NOSIGNAL) == sizeof length
+               && send (caller->fd, caller->frame, length, MSG_NOSIGNAL) == (ssize_t)length;
     memcpy ((unsigned char *)lane + NVS_LANE_DATA, caller->frame, length <= NVS_LANE_FRAME ? length : 0);
     atomic_store_explicit (&lane->request_length, length, memory_order_relaxed);
     atomic_store (&lane->request, ++caller->number);
@@ -109,8 +109,8 @@ caller_wait (struct caller *caller)
     uint32_t seen;
 
     if (lane == NULL) {
-        if (!caller_receive (caller->fd, &length, sizeof length) || length > sizeof caller->frame ||
-            !caller_receive (caller->fd, caller->frame, length))
+        if (!caller_receive (caller->fd, &length, sizeof length) || length > sizeof caller->frame
+            || !caller_receive (caller->fd, caller->frame, length))
             return false;
     } else {
         for (unsigned i = 0; i < caller->spin; i++)

@@ -37,7 +37,7 @@ int
 nvmlInitWithFlags (unsigned flags)
 {
     (void)flags;
-    (void)nvmlOnlyElsewhere();
+    (void)nvmlOnlyElsewhere ();
     (void)__atomic_add_fetch (&inits, 1, __ATOMIC_SEQ_CST);
     return 0;
 }
@@ -76,7 +76,7 @@ int
 nvmlDeviceGetIndex (void *device, unsigned *index)
 {
     if ((char *)device < devices || (char *)device >= devices + sizeof devices)
-        abort(); /* as libraries crash on handles that they do not know */
+        abort (); /* as libraries crash on handles that they do not know */
     *index = (unsigned)((char *)device - devices);
     return 0;
 }
@@ -93,7 +93,7 @@ int
 nvmlEventSetFree (void *set)
 {
     if (set != &set_memory)
-        abort();
+        abort ();
     return 0;
 }
 

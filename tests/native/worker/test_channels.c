@@ -38,11 +38,11 @@ connect_caller (uint32_t kind)
     int fd;
 
     if (caller == NULL)
-        abort();
+        abort ();
     fd = kind == NVS_CHANNEL_LANE ? caller_make_lane (caller) : caller_make_pipe (caller);
     if (nvs_channels_open (channels, kind, fd, NVS_LANE_SIZE, &error) < 0) {
         printf ("# refused: %s\n", error.detail);
-        abort();
+        abort ();
     }
     return caller;
 }
@@ -211,7 +211,7 @@ test_lifetimes (void)
 static void
 test_bad_lanes (void)
 {
-    struct caller caller = {.fd = -1};
+    struct caller caller = { .fd = -1 };
     struct caller *over = connect_caller (NVS_CHANNEL_LANE);
     int fd = memfd_create ("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
@@ -274,7 +274,7 @@ test_bad_pipes (void)
 
     /* Both ends non-blocking, as a caller with an event loop makes them. */
     if (socketpair (AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) < 0)
-        abort();
+        abort ();
     SAME (nvs_channels_open (channels, NVS_CHANNEL_PIPE, pair[1], 0, &error), 0);
     sleep_ms (20);
     SAME (nvs_channels_count (channels), 1);
@@ -344,7 +344,7 @@ many_calls (void *argument)
 static void
 test_threads (void)
 {
-    static const uint32_t kinds[] = {NVS_CHANNEL_LANE, NVS_CHANNEL_PIPE};
+    static const uint32_t kinds[] = { NVS_CHANNEL_LANE, NVS_CHANNEL_PIPE };
     pthread_t threads[6];
     void *wrong;
 
@@ -385,7 +385,7 @@ mappings (void)
 static void
 test_nothing_left (void)
 {
-    const int before = descriptors();
+    const int before = descriptors ();
     struct caller *caller;
 
     for (int i = 0; i < 300; i++) {
@@ -395,8 +395,8 @@ test_nothing_left (void)
         disconnect (caller);
     }
     SAME (count_falls_to (0), 0);
-    SAME (descriptors(), before);
-    SAME (mappings(), 0);
+    SAME (descriptors (), before);
+    SAME (mappings (), 0);
 }
 
 static void
@@ -426,7 +426,7 @@ test_drain (void)
     struct caller *other = connect_caller (NVS_CHANNEL_PIPE);
     struct caller *idle = connect_caller (NVS_CHANNEL_LANE);
     uint32_t sleeper = caller_resolve (lane, "nvmlFakeSleep");
-    struct caller late = {.fd = -1};
+    struct caller late = { .fd = -1 };
     int64_t start;
 
     build_call (&b, sleeper, 0, 0);
@@ -457,21 +457,23 @@ int
 main (int argc, char **argv)
 {
     char tried[1024];
-    const char *candidate = argv[1];
+    const char *candidate = argc == 2 ? argv[1] : "";
 
     if (argc != 2 || nvs_library_load (&lib, &candidate, 1, tried, sizeof tried, &error) < 0)
         return 99;
     channels = nvs_channels_new (&lib, GENERATION);
+    if (channels == NULL)
+        return 99;
     test_calls (NVS_CHANNEL_LANE);
     test_calls (NVS_CHANNEL_PIPE);
-    test_lifetimes();
-    test_bad_lanes();
-    test_bad_pipes();
-    test_large();
-    test_threads();
-    test_nothing_left();
-    test_idle();
-    test_drain();
+    test_lifetimes ();
+    test_bad_lanes ();
+    test_bad_pipes ();
+    test_large ();
+    test_threads ();
+    test_nothing_left ();
+    test_idle ();
+    test_drain ();
     nvs_channels_free (channels);
-    return tap_done();
+    return tap_done ();
 }

@@ -359,17 +359,17 @@ int
 main (void)
 {
     handles = nvs_handles_new (0x12345);
-    test_args();
-    test_layout();
-    test_runs();
-    test_bad_changes_nothing();
-    test_out();
-    test_overlap();
-    test_twice();
-    test_string_result();
-    test_retires();
-    test_buffers();
+    test_args ();
+    test_layout ();
+    test_runs ();
+    test_bad_changes_nothing ();
+    test_out ();
+    test_overlap ();
+    test_twice ();
+    test_string_result ();
+    test_retires ();
+    test_buffers ();
     nvs_buffers_free (&buffers);
     nvs_handles_free (handles);
-    return tap_done();
+    return tap_done ();
 }

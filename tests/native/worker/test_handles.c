@@ -171,10 +171,10 @@ test_threads (void)
 int
 main (void)
 {
-    test_one();
-    test_wrap();
-    test_model();
-    test_full();
-    test_threads();
-    return tap_done();
+    test_one ();
+    test_wrap ();
+    test_model ();
+    test_full ();
+    test_threads ();
+    return tap_done ();
 }

@@ -46,7 +46,7 @@ copy (const char *from, const char *to, long size, int at, unsigned char byte)
 static int
 load (struct nvs_library *lib, const char *first, const char *second)
 {
-    const char *candidates[2] = {first, second};
+    const char *candidates[2] = { first, second };
 
     memset (lib, 0, sizeof *lib);
     memset (&error, 0, sizeof error);
@@ -151,8 +151,8 @@ test_most_telling (const char *other)
 static void
 test_tried_is_bounded (void)
 {
-    const char *candidates[] = {"/nowhere/first.so", "/nowhere/second.so"};
-    struct nvs_library lib = {0};
+    const char *candidates[] = { "/nowhere/first.so", "/nowhere/second.so" };
+    struct nvs_library lib = { 0 };
     char little[60];
 
     SAME (nvs_library_load (&lib, candidates, 2, little, sizeof little, &error), -1);
@@ -185,12 +185,12 @@ test_good (const char *fake)
     nvs_library_note_init (&lib);
     SAME (nvs_library_note_shutdown (&lib), 1);
     SAME (nvs_library_init (&lib, &result, &error), 0);
-    SAME (inits(), 2);
+    SAME (inits (), 2);
     SAME (lib.inits, 2);
     nvs_library_shutdown (&lib);
-    SAME (inits(), 0);
+    SAME (inits (), 0);
     nvs_library_shutdown (&lib);
-    SAME (inits(), 0);
+    SAME (inits (), 0);
     SAME (nvs_library_note_shutdown (&lib), 0);
     SAME (lib.inits, 0);
 }
@@ -198,19 +198,19 @@ test_good (const char *fake)
 int
 main (int argc, char **argv)
 {
-    static const char *const files[] = {"fifo.so",
-                                        "empty.so",
-                                        "short.so",
-                                        "half.so",
-                                        "byte.so",
-                                        "class.so",
-                                        "order.so",
-                                        "machine.so",
-                                        "type.so",
-                                        "alone.so",
-                                        "stubs/libnvidia-ml.so.1",
-                                        "libnvidia-ml.so",
-                                        "stubs"};
+    static const char *const files[] = { "fifo.so",
+                                         "empty.so",
+                                         "short.so",
+                                         "half.so",
+                                         "byte.so",
+                                         "class.so",
+                                         "order.so",
+                                         "machine.so",
+                                         "type.so",
+                                         "alone.so",
+                                         "stubs/libnvidia-ml.so.1",
+                                         "libnvidia-ml.so",
+                                         "stubs" };
     char stubs[64];
 
     if (argc < 3)
@@ -229,10 +229,10 @@ main (int argc, char **argv)
     test_bad_files (argv[1], argv[2]);
     test_stubs (argv[1], argv[2]);
     test_most_telling (argv[2]);
-    test_tried_is_bounded();
+    test_tried_is_bounded ();
     test_good (argv[1]);
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
         (void)remove (in_folder (files[i]));
     SAME (rmdir (folder), 0);
-    return tap_done();
+    return tap_done ();
 }
