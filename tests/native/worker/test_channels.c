@@ -365,7 +365,8 @@ descriptors (void)
 
     while (dir != NULL && readdir (dir) != NULL)
         count++;
-    (void)closedir (dir);
+    if (dir != NULL)
+        (void)closedir (dir);
     return count;
 }
 
@@ -378,7 +379,8 @@ mappings (void)
 
     while (maps != NULL && fgets (line, sizeof line, maps) != NULL)
         lanes += strstr (line, "memfd:lane") != NULL;
-    (void)fclose (maps);
+    if (maps != NULL)
+        (void)fclose (maps);
     return lanes;
 }
 
