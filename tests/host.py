@@ -390,10 +390,14 @@ class Supervisor:
         self._names = {syscall_number(name): name for name in names}
         self._counts = dict.fromkeys(names, 0)
         self.seen: list[tuple[str, tuple[int, ...]]] = []
-        self._fd = _filter([(name, None, 0, _RET_USER_NOTIF) for name in names], flags=1 << 3)
+        self._filtered = threading.Event()
+        # Before the filter, which a later thread would inherit.
         threading.Thread(target=self._serve, daemon=True).start()
+        self._fd = _filter([(name, None, 0, _RET_USER_NOTIF) for name in names], flags=1 << 3)
+        self._filtered.set()
 
     def _serve(self) -> None:
+        self._filtered.wait()
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         while True:
@@ -408,9 +412,13 @@ class Supervisor:
             self._counts[name] += 1
             self.seen.append((name, arguments))
             err = self._decide(name, self._counts[name], arguments, fields[1])
-            answer = struct.pack("QqiI", fields[0], 0, -err, 0 if err else 1)
+            answer = struct.pack("QqiI", fields[0], 0, *self._answer(err))
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self._fd, 0xC0182101, bytearray(answer))
+
+    def _answer(self, err: int) -> tuple[int, int]:
+        """Error and flags: 1 lets the call pass."""
+        return -err, 0 if err else 1
 
 
 def text_at(pid: int, address: int) -> str:
