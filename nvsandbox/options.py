@@ -53,7 +53,12 @@ def _path(name: str, value: object, what: str) -> str:
         path = os.fsdecode(path)
     if not path or "\0" in path:
         raise _wrong(name, value, f"a path, {what}")
-    return os.path.abspath(path)
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise _wrong(
+            name, value, f"a path, {what}; a relative one means nothing here: the working directory is gone"
+        ) from None
 
 
 def _folder(name: str, value: object, what: str) -> str:

@@ -52,6 +52,21 @@ def _error(error: Any) -> SandboxStartError:
     return SandboxStartError(step, int(error.err), _text(error.path), _text(error.detail))
 
 
+def _own(error: SandboxStartError) -> SandboxStartError:
+    """An error of this process, not of the worker, with what to do about it."""
+    if error.errno != errno.EMFILE:
+        return error
+    remedy = "raise this process's limit of descriptors (ulimit -n), or see what holds so many open"
+    return SandboxStartError(error.step, error.errno, error.path, f"{error.detail}; {remedy}")
+
+
+def _socketpair(kind: socket.SocketKind, step: str) -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair(socket.AF_UNIX, kind)
+    except OSError as error:
+        raise _own(SandboxStartError(step, error.errno or 0, "", "cannot make a pair of sockets")) from error
+
+
 def _environment(simulated: str | None) -> list[bytes]:
     """The worker's environment: the caller's, less what would have the loader put other code into it."""
     kept = []
@@ -74,11 +89,16 @@ class _Lane:
     def __init__(self, worker: Worker) -> None:
         self.busy = threading.Lock()
         self._pid = os.getpid()
+        # All memory first: what fails from here on is undone.
+        self._capacity: int = lib.NVS_LANE_FRAME
+        self._reply = bytearray(self._capacity)
+        self._reply_c = ffi.from_buffer(self._reply)
+        self._length = ffi.new("uint32_t *")
         error = ffi.new("struct nvs_error *")
         fd = ffi.new("int32_t *")
         lane = lib.nvs_lane_new(fd, error)
         if not lane:
-            raise _error(error)
+            raise _own(_error(error))
         self._lane = lane
         try:
             worker.open_channel(lib.NVS_CHANNEL_LANE, fd[0], lib.NVS_LANE_SIZE)
@@ -86,10 +106,6 @@ class _Lane:
             self.close()
             raise
         lib.nvs_lane_sent(lane)
-        self._capacity: int = lib.NVS_LANE_FRAME
-        self._reply = bytearray(self._capacity)
-        self._reply_c = ffi.from_buffer(self._reply)
-        self._length = ffi.new("uint32_t *")
 
     def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview | None:
         """The reply to `frame`, or None where one of the two is too large for a lane. `wait` is called between waits
@@ -120,7 +136,7 @@ class _Pipe:
     def __init__(self, worker: Worker) -> None:
         self.busy = threading.Lock()
         self._worker = weakref.proxy(worker)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = _socketpair(socket.SOCK_STREAM, "channel")
         self._socket = ours
         with theirs:
             try:
@@ -232,7 +248,7 @@ class Worker:
                 "devices= hides nodes, for which the sandbox needs a /dev of its own; with isolation 'guard' NVML sees "
                 "the host's: leave devices= out, or make isolation 'mount' or 'user' possible",
             )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = _socketpair(socket.SOCK_SEQPACKET, "spawn")
         self._control = ours
         try:
             with theirs:
@@ -257,7 +273,7 @@ class Worker:
         pid = ffi.new("int32_t *")
         error = ffi.new("struct nvs_error *")
         if lib.nvs_spawn(os.fsencode(PROGRAM), envp, control, pid, error) != 0:
-            raise _error(error)
+            raise _own(_error(error))
         return int(pid[0])
 
     def _open_pidfd(self) -> int | None:
