@@ -349,7 +349,7 @@ nvmlDeviceGetMaxMigDeviceCount (nvmlDevice_t device, unsigned int *count)
     BEGIN ();
     GPU (device);
     NEED (count);
-    *count = gpu->profile->mig ? COMPUTE_SLICES : 0;
+    *count = gpu->mig ? COMPUTE_SLICES : 0;
     return NVML_SUCCESS;
 }
 
