@@ -51,6 +51,17 @@ _CData: Any = _SimpleType.__mro__[1]
 # that ctypes itself raises what it would have raised.
 _probe = ctypes.CDLL(None).getppid
 
+
+def pointed_handle(argument: Any) -> tuple[Any, int] | None:
+    """The type and token of the handle that byref(handle) or pointer(handle) points to; None for anything else."""
+    target = argument._obj if isinstance(argument, _ByrefType) else argument
+    if isinstance(target, _PointerType) and target is argument and not is_opaque(type(target)):
+        target = target.contents if target else None
+    if isinstance(target, _PointerType) and is_opaque(type(target)):
+        return type(target), ctypes.c_void_p.from_buffer(target).value or 0
+    return None
+
+
 # ---- what a type says about its memory -------------------------------------------------------------------------
 
 
@@ -456,6 +467,28 @@ class Call:
         out += bytes(-len(out) % ALIGN)
         out += self._data
         return out
+
+    def _handle_places(self) -> Iterator[int]:
+        """Where in the data handles lie."""
+        for segment in self._segments:
+            for run, _ in segment.handles:
+                for place in run.places():
+                    yield segment.offset + place
+
+    def tokens(self) -> set[int]:
+        """The handles that this call passes."""
+        found = {value for kind, _, value in self._args if kind == _HANDLE}
+        found.update(_U64.unpack_from(self._data, place)[0] for place in self._handle_places())
+        return found - {0}
+
+    def replace(self, tokens: dict[int, int]) -> None:
+        """Passes other handles instead."""
+        self._args = [
+            (kind, sort, tokens.get(value, value) if kind == _HANDLE else value) for kind, sort, value in self._args
+        ]
+        for place in self._handle_places():
+            value = _U64.unpack_from(self._data, place)[0]
+            _U64.pack_into(self._data, place, tokens.get(value, value))
 
     def accept(self, reply: Reply) -> None:
         """Copies a reply's data into the caller's objects."""

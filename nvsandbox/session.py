@@ -31,6 +31,7 @@ from nvsandbox.errors import (
     nvml_error,
 )
 from nvsandbox.options import Options
+from nvsandbox.revival import Recipes
 from nvsandbox.routing import Route
 from nvsandbox.worker import Worker
 
@@ -41,6 +42,7 @@ _NVML_ERROR_INVALID_ARGUMENT = 2
 _NVML_ERROR_DRIVER_NOT_LOADED = 9
 _NVML_ERROR_FUNCTION_NOT_FOUND = 13
 _NVML_ERROR_MEMORY = 20
+_NVML_ERROR_UNKNOWN = 999
 
 # A failure at one of these means that this isolation is not possible here; at another, that no isolation would help.
 _ISOLATION_STEPS = frozenset(
@@ -108,6 +110,7 @@ class NVMLSession:
         self._users = 0
         self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0}
         self._ending: list[Worker] = []  # given up, and not known to have ended yet
+        self._recipes = Recipes()
         self._hint_text = ""
         self._hint_until = 0.0
         self._worker: Worker | None = self._start()
@@ -256,20 +259,48 @@ class NVMLSession:
         Raises CallTimeout, WorkerDied, StaleHandle, SandboxClosed.
         """
         worker = self._running()
+        call = self._prepare(name, arguments, returns_string)
+        if worker.tokens:
+            call.replace(worker.tokens)
         limit = self._limit(name, arguments)
-        flags = lib.NVS_CALL_RETURNS_STRING if returns_string else 0
-        if _RETIRES.search(name):
-            flags |= lib.NVS_CALL_RETIRES
-        call = marshal.Call(name, arguments, flags)
         try:
-            index = worker.function(name, limit)
-            if index is None:
-                return _NVML_ERROR_FUNCTION_NOT_FOUND
-            reply = worker.exchange(name, call.frame(index), limit)
+            reply = self._send(worker, call, limit)
+            if reply.status == lib.NVS_STATUS_STALE_HANDLE and self._recipes.revive(
+                call.tokens(), worker.tokens, lambda name, arguments: self._ask(worker, name, arguments)
+            ):
+                # It was not carried out.
+                call.replace(worker.tokens)
+                reply = self._send(worker, call, limit)
         except CallTimeout:
             self._count("timeouts")
             raise
-        return self._result(call, reply, returns_string)
+        result = self._result(call, reply, returns_string)
+        if result == _NVML_SUCCESS and "Handle" in name:
+            self._recipes.remember(name, arguments, lambda name, arguments: self._ask(worker, name, arguments))
+        return result
+
+    @staticmethod
+    def _prepare(name: str, arguments: tuple[Any, ...], returns_string: bool) -> marshal.Call:
+        flags = lib.NVS_CALL_RETURNS_STRING if returns_string else 0
+        if _RETIRES.search(name):
+            flags |= lib.NVS_CALL_RETIRES
+        return marshal.Call(name, arguments, flags)
+
+    @staticmethod
+    def _send(worker: Worker, call: marshal.Call, limit: float | None) -> marshal.Reply:
+        index = worker.function(call.name, limit)
+        if index is None:
+            return marshal.Reply(lib.NVS_STATUS_NO_SYMBOL, 0, 0, memoryview(b""), b"")
+        return worker.exchange(call.name, call.frame(index), limit)
+
+    def _ask(self, worker: Worker, name: str, arguments: tuple[Any, ...]) -> int:
+        """A call for the sandbox's own purposes: not counted, and nothing more done about what goes wrong."""
+        call = self._prepare(name, arguments, False)
+        reply = self._send(worker, call, self.options.timeout)
+        if reply.status != lib.NVS_STATUS_OK:
+            return _NVML_ERROR_UNKNOWN
+        call.accept(reply)
+        return reply.result & 0xFFFFFFFF
 
     def _result(self, call: marshal.Call, reply: marshal.Reply, returns_string: bool) -> Any:
         status = reply.status
@@ -284,6 +315,8 @@ class NVMLSession:
         self._count("calls", "errors")
         if status == lib.NVS_STATUS_STALE_HANDLE:
             raise StaleHandle(call.name)
+        if status == lib.NVS_STATUS_NO_SYMBOL:
+            return _NVML_ERROR_FUNCTION_NOT_FOUND
         if status == lib.NVS_STATUS_BAD_HANDLE:
             return _NVML_ERROR_INVALID_ARGUMENT
         if status == lib.NVS_STATUS_NO_MEMORY:

@@ -227,6 +227,8 @@ class Worker:
         self.init_result = 0
         self.library = ""
         self.step_ns: dict[str, int] = {}
+        self.tokens: dict[int, int] = {}
+        """What stands here for handles of earlier workers of the session."""
         self._functions: dict[str, int | None] = {}
         self._channels = _Channels()
         self._open: set[_Lane | _Pipe] = set()

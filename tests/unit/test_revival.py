@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles after their worker is gone: devices go on working, what had state is stale."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+
+import pynvml
+import pytest
+
+import nvsandbox
+
+
+def kill_worker(nvml):
+    """Returns when another worker answers. A call that the death meets raises; one that comes later does not."""
+    pid = nvml.session.pid
+    os.kill(pid, signal.SIGKILL)
+    while nvml.session.pid == pid:
+        with contextlib.suppress(nvsandbox.WorkerDied):
+            nvml.nvmlDeviceGetCount()
+
+
+def test_device_handles_go_on_working():
+    with nvsandbox.nvml_isolated(simulate="h100x4") as nvml:
+        by_index = nvml.nvmlDeviceGetHandleByIndex(2)
+        uuid, serial, bus = (
+            nvml.nvmlDeviceGetUUID(by_index),
+            nvml.nvmlDeviceGetSerial(by_index),
+            nvml.nvmlDeviceGetPciInfo(by_index).busId,
+        )
+        handles = [
+            by_index,
+            nvml.nvmlDeviceGetHandleByUUID(uuid),
+            nvml.nvmlDeviceGetHandleBySerial(serial),
+            nvml.nvmlDeviceGetHandleByPciBusId(bus),
+        ]
+        other = nvml.nvmlDeviceGetHandleByIndex(1)
+        for _ in range(2):
+            kill_worker(nvml)
+            assert [nvml.nvmlDeviceGetUUID(handle) for handle in handles] == [uuid] * 4
+            # Two handles in one call, of which both are stale at first
+            kill_worker(nvml)
+            assert nvml.nvmlDeviceGetTopologyCommonAncestor(by_index, other) >= 0
+        assert nvml.session.stats()["restarts"] == 4
+
+
+def test_mig_device_handles_go_on_working():
+    with nvsandbox.nvml_isolated(simulate="h100x1,mig=1g.10gb*2") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        instances = [nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index) for index in range(2)]
+        uuids = [nvml.nvmlDeviceGetUUID(instance) for instance in instances]
+        parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instances[1])
+        kill_worker(nvml)
+        assert [nvml.nvmlDeviceGetUUID(instance) for instance in instances] == uuids
+        assert nvml.nvmlDeviceGetUUID(parent) == nvml.nvmlDeviceGetUUID(device)
+
+
+def test_what_had_state_is_stale():
+    with nvsandbox.nvml_isolated(simulate="h100x2") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        events = nvml.nvmlEventSetCreate()
+        sample = nvml.nvmlGpmSampleAlloc()
+        kill_worker(nvml)
+        with pytest.raises(nvsandbox.StaleHandle) as caught:
+            nvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventTypeXidCriticalError, events)
+        assert isinstance(caught.value, pynvml.NVMLError_InvalidArgument)
+        assert caught.value.call == "nvmlDeviceRegisterEvents"
+        with pytest.raises(nvsandbox.StaleHandle):
+            nvml.nvmlGpmSampleGet(device, sample)
+
+
+def test_handles_of_another_sandbox_are_stale():
+    with nvsandbox.nvml_isolated(simulate="h100x2") as one, nvsandbox.nvml_isolated(simulate="t4") as two:
+        handle = one.nvmlDeviceGetHandleByIndex(0)
+        two.nvmlDeviceGetHandleByIndex(0)
+        with pytest.raises(nvsandbox.StaleHandle):
+            two.nvmlDeviceGetName(handle)
+        assert one.nvmlDeviceGetName(handle) == "NVIDIA H100 80GB HBM3"
+
+
+def test_no_token_is_an_invalid_argument_and_never_followed():
+    with nvsandbox.nvml_isolated(simulate="h100x2") as nvml:
+        for address in (1, 0x1000, 2**47 - 8, 2**64 - 8):
+            with pytest.raises(pynvml.NVMLError_InvalidArgument) as caught:
+                nvml.nvmlDeviceGetName(ctypes.cast(address, pynvml.c_nvmlDevice_t))
+            assert not isinstance(caught.value, nvsandbox.StaleHandle)
+        assert nvml.nvmlDeviceGetCount() == 2
