@@ -42,7 +42,10 @@ class Recipes:
         if found is None or found[1] == 0 or found[1] in self._recipes:
             return
         kind, token = found
-        recipe = self._by_uuid(kind, token, invoke) or self._as_given(name, kind, arguments)
+        recipe = self._as_given(name, kind, arguments)
+        if recipe is None or "ByIndex" in name:
+            # One more call, once for each handle: what has an index in the next worker may be another GPU.
+            recipe = self._by_uuid(kind, token, invoke) or recipe
         if recipe is not None:
             with self._lock:
                 while len(self._recipes) >= _KEPT_MAX:

@@ -33,13 +33,16 @@ class _Cache(dict[str, Any]):
         return not _routes and super().__contains__(name)
 
     def __getitem__(self, name: str) -> Any:
-        route = _routes[-1] if _routes else None
-        if route is not None:
-            return route.library[name]
+        routes = _routes  # once: another thread may close the last one between two looks
+        if routes:
+            return routes[-1].library[name]
         try:
             return super().__getitem__(name)
         except KeyError:
-            return getattr(_PYNVML["nvmlLib"], name)
+            library = _PYNVML["nvmlLib"]
+            if library is None:  # the block that this was stored in has ended since
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED) from None
+            return getattr(library, name)
 
     def __setitem__(self, name: str, function: Any) -> None:
         # pynvml fills the cache with what it found in nvmlLib. What it found in a sandbox is not to outlive the block.
@@ -55,22 +58,24 @@ class Route:
         self._refcount = 0
 
     def open(self) -> None:
+        global _routes
         with _lock:
             _leave()
-            _routes.append(self)
+            _routes = (*_routes, self)
             _enter()
 
     def close(self) -> None:
+        global _routes
         with _lock:
             if self in _routes:
                 _leave()
-                _routes.remove(self)
+                _routes = tuple(route for route in _routes if route is not self)
                 _enter()
 
 
 # pynvml is one for the process, and so is where its calls go.
 _lock = threading.RLock()
-_routes: list[Route] = []
+_routes: tuple[Route, ...] = ()  # exchanged whole, for readers take no lock
 _direct: tuple[Any, int] = (None, 0)
 
 

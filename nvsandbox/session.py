@@ -275,7 +275,7 @@ class NVMLSession:
             self._count("timeouts")
             raise
         result = self._result(call, reply, returns_string)
-        if result == _NVML_SUCCESS and "Handle" in name:
+        if result == _NVML_SUCCESS and "Handle" in name and self.options.restart:
             self._recipes.remember(name, arguments, lambda name, arguments: self._ask(worker, name, arguments))
         return result
 

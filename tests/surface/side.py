@@ -70,7 +70,8 @@ def opened(mode: str, options: dict[str, str]) -> Iterator[tuple[Any, Any]]:
     import nvsandbox
 
     privileged = options.pop("privileged", "") == "yes"
-    with nvsandbox.nvml_isolated(transport=mode, privileged=privileged, **options) as nvml:
+    # A sandbox that may restart its worker asks for the UUID of each handle that came from an index, on its own account.
+    with nvsandbox.nvml_isolated(transport=mode, privileged=privileged, restart=False, **options) as nvml:
         # The two ways in, each tested in one of the transports: what the block gives, and plain pynvml.
         api = nvml if mode == "shm" else pynvml
         yield api, api._nvmlGetFunctionPointer
