@@ -70,7 +70,7 @@ def opened(mode: str, options: dict[str, str]) -> Iterator[tuple[Any, Any]]:
     import nvsandbox
 
     privileged = options.pop("privileged", "") == "yes"
-    # A sandbox that may restart its worker asks for the UUID of each handle that came from an index, on its own account.
+    # A sandbox that may restart its worker asks, on its own account, for the UUID of a handle that an index gave.
     with nvsandbox.nvml_isolated(transport=mode, privileged=privileged, restart=False, **options) as nvml:
         # The two ways in, each tested in one of the transports: what the block gives, and plain pynvml.
         api = nvml if mode == "shm" else pynvml
