@@ -119,7 +119,8 @@ class NVMLSession:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
+        """Process id of the worker. Where the worker is gone a new one is started first, as for all but :meth:`stats`
+        and :meth:`close`; SandboxClosed after the end."""
         return self._running().pid
 
     @property
@@ -162,7 +163,8 @@ class NVMLSession:
             return dict(self._counts)
 
     def close(self) -> None:
-        """Shuts NVML down and ends the worker, whoever else still uses the session. Idempotent."""
+        """Shuts NVML down and ends the worker, whoever else still uses the session. Idempotent;
+        takes some seconds at most."""
         with _registry_lock:
             if _registry.get(self.options) is self:
                 del _registry[self.options]
@@ -249,7 +251,7 @@ class NVMLSession:
     # ---- calls
 
     def has_function(self, name: str) -> bool:
-        """Whether the loaded library has this symbol."""
+        """Whether the loaded library has this symbol. Raises as :meth:`call` does."""
         return self._running().function(name, self.options.timeout) is not None
 
     def call(self, name: str, arguments: tuple[Any, ...], returns_string: bool = False) -> Any:
@@ -409,9 +411,11 @@ class nvml_isolated:  # noqa: N801 - used as a function
     dev_root: root whose ``dev`` holds the NVIDIA nodes (default: the driver root, if it has nodes, else ``/``).
     library: path of ``libnvidia-ml.so.1`` (default: searched for under the driver root).
     isolation: ``"mount"``, ``"user"``, ``"guard"``, or ``"auto"`` for the first of these that works here.
-    devices: the GPUs to show: device minor numbers, UUIDs, PCI bus ids; None for all.
-    privileged: keep CAP_SYS_ADMIN in the worker, which NVML's setters need.
-    timeout: seconds that a call may take; None for no limit. A start has its own limit of 60 seconds.
+    devices: the GPUs to show: device minor numbers (0 for ``/dev/nvidia0``), node names, UUIDs, PCI bus ids; None for
+    all. Not possible with ``"guard"``, where NVML sees the host's ``/dev``.
+    privileged: keep CAP_SYS_ADMIN in the worker, which NVML's setters need. Of no effect with ``"user"``.
+    timeout: seconds that a call may take; None for no limit. An event wait's own timeout is added. A start has its own
+    limit of 60 seconds.
     restart: whether a call starts a new worker when the old one is gone.
     transport: ``"shm"``, ``"pipe"``, or ``"auto"``.
     simulate: description of simulated GPUs, such as ``"h100x8"``, instead of a driver.
@@ -452,7 +456,7 @@ _installed: dict[Options, Any] = {}
 def install(**options: Any) -> Any:
     """As :class:`nvml_isolated`, for the rest of this process's life; returns what ``with`` would yield.
 
-    A second call with equal options returns the same.
+    A second call with equal options returns the same. Raises what making and entering :class:`nvml_isolated` raises.
     """
     block = nvml_isolated(**options)
     with _registry_lock:
