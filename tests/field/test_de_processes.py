@@ -264,7 +264,7 @@ def test_e5_unbalanced_init_and_shutdown() -> None:
 
 
 def test_e5_unbalanced_in_threads() -> None:
-    """Users of one worker, each with a block of its own: one that shuts down too often takes nothing from the others."""
+    """Users of one worker, each with its own block: one that shuts down too often takes nothing from the others."""
     wrong: list[BaseException] = []
 
     def user(extra: int) -> None:
