@@ -142,16 +142,16 @@ struct nvs_report {
     char build[32];
     uint32_t isolation;
     int32_t pid;
-    uint64_t mount_ns;      /* st_ino of /proc/self/ns/mnt as the worker sees it, 0 if unreadable */
-    uint64_t dev_fs_magic;  /* statfs f_type of /dev */
+    uint64_t mount_ns;     /* st_ino of /proc/self/ns/mnt as the worker sees it, 0 if unreadable */
+    uint64_t dev_fs_magic; /* statfs f_type of /dev */
     uint64_t caps_effective;
     uint64_t caps_bounding;
     uint32_t no_new_privs;
     uint32_t seccomp_mode;
-    uint32_t nodes;         /* NVIDIA nodes put into the private /dev */
-    int32_t init_result;    /* READY: what nvmlInit returned, an nvmlReturn_t */
+    uint32_t nodes;                   /* NVIDIA nodes put into the private /dev */
+    int32_t init_result;              /* READY: what nvmlInit returned, an nvmlReturn_t */
     uint64_t step_ns[NVS_STEP_COUNT]; /* how long each step took, 0 where it was not needed */
-    char library[256];      /* READY: the path that was loaded */
+    char library[256];                /* READY: the path that was loaded */
 };
 
 struct nvs_failed {
@@ -183,35 +183,35 @@ struct nvs_opened {
 
 /* ---- channels ----------------------------------------------------------------------------------------- */
 
-#define NVS_FRAME_MAX   (64u << 20) /* the largest request or reply over a pipe */
-#define NVS_LANE_SIZE   (1u << 20)  /* a lane's memfd: sparse, so that only what was used is memory */
-#define NVS_LANE_DATA   4096u       /* where the frame starts; what is before it is struct nvs_lane */
-#define NVS_LANE_FRAME  (NVS_LANE_SIZE - NVS_LANE_DATA)
+#define NVS_FRAME_MAX  (64u << 20) /* the largest request or reply over a pipe */
+#define NVS_LANE_SIZE  (1u << 20)  /* a lane's memfd: sparse, so that only what was used is memory */
+#define NVS_LANE_DATA  4096u       /* where the frame starts; what is before it is struct nvs_lane */
+#define NVS_LANE_FRAME (NVS_LANE_SIZE - NVS_LANE_DATA)
 
 /* A lane: one request at a time. The caller writes the frame and its length, then adds 1 to `request` (release) and
  * wakes it if `worker_sleeps`. The worker answers in the same place and stores the request's number in
  * `reply` (release), then wakes that if `caller_sleeps`. Both are futex words. `closed` ends the worker's thread.
  * A caller that gives up a lane in mid-call never uses it again, so that no late answer meets a new question. */
 struct nvs_lane {
-    _Alignas(64) _Atomic uint32_t request;
+    _Alignas (64) _Atomic uint32_t request;
     _Atomic uint32_t caller_sleeps;
     _Atomic uint32_t closed; /* set together with a change of `request`, so that a sleeper wakes */
     _Atomic uint32_t request_length;
-    _Alignas(64) _Atomic uint32_t reply;
+    _Alignas (64) _Atomic uint32_t reply;
     _Atomic uint32_t worker_sleeps;
     _Atomic uint32_t reply_length;
 };
-_Static_assert(sizeof(struct nvs_lane) <= NVS_LANE_DATA, "the lane's header fits before its data");
+_Static_assert (sizeof (struct nvs_lane) <= NVS_LANE_DATA, "the lane's header fits before its data");
 
 /* On a pipe every frame, in both directions, is preceded by this many bytes: a uint32_t, the frame's length. */
 #define NVS_PIPE_PREFIX 4u
 
 /* ---- frames ------------------------------------------------------------------------------------------- */
 
-#define NVS_ARGS_MAX     6u     /* no function of NVML takes more (nvml.h 13.5, all 435 prototypes) */
-#define NVS_NAME_MAX     128u   /* a symbol's name, its NUL included */
-#define NVS_RELOCS_MAX   4096u  /* relocation runs in one frame */
-#define NVS_DATA_ALIGN   16u    /* where data starts in a frame, and each pointee in the data */
+#define NVS_ARGS_MAX   6u    /* no function of NVML takes more (nvml.h 13.5, all 435 prototypes) */
+#define NVS_NAME_MAX   128u  /* a symbol's name, its NUL included */
+#define NVS_RELOCS_MAX 4096u /* relocation runs in one frame */
+#define NVS_DATA_ALIGN 16u   /* where data starts in a frame, and each pointee in the data */
 
 enum nvs_op {
     NVS_OP_RESOLVE = 1, /* data: a symbol's name, nvml[A-Za-z0-9_]*, NUL-terminated; result: its index */
@@ -276,7 +276,7 @@ enum nvs_status {
     NVS_STATUS_STALE_HANDLE = 3, /* a token of another worker, or of something freed; the function was not called */
     NVS_STATUS_BAD_HANDLE = 4,   /* not a token, or one of another kind; not called */
     NVS_STATUS_NO_MEMORY = 5,
-    NVS_STATUS_TOO_LARGE = 6,    /* the reply does not fit the channel (its strings): ask over a pipe */
+    NVS_STATUS_TOO_LARGE = 6, /* the reply does not fit the channel (its strings): ask over a pipe */
 };
 
 /* A reply: this header (its size is a multiple of NVS_DATA_ALIGN), data_len bytes (for OK exactly the request's data, as the
@@ -290,7 +290,7 @@ struct nvs_reply {
     uint64_t result;
     uint64_t padding;
 };
-_Static_assert(sizeof(struct nvs_reply) % NVS_DATA_ALIGN == 0, "data is aligned in a reply");
+_Static_assert (sizeof (struct nvs_reply) % NVS_DATA_ALIGN == 0, "data is aligned in a reply");
 
 /* ---- handle tokens ------------------------------------------------------------------------------------ */
 
@@ -309,7 +309,8 @@ _Static_assert(sizeof(struct nvs_reply) % NVS_DATA_ALIGN == 0, "data is aligned 
 static inline uint64_t
 nvs_token_make (uint32_t generation, uint32_t kind, uint32_t slot)
 {
-    return NVS_TOKEN_TAG << 52 | (uint64_t)(generation & 0xfffffu) << 32 | (uint64_t)(kind & 0xffu) << 24 | (slot & 0xffffffu);
+    return NVS_TOKEN_TAG << 52 | (uint64_t)(generation & 0xfffffu) << 32 | (uint64_t)(kind & 0xffu) << 24
+           | (slot & 0xffffffu);
 }
 
 #endif

@@ -58,7 +58,7 @@ static struct {
     unsigned char secret[64];
 } handles[KINDS][HANDLES];
 
-static const char *const strings[] = {"", "a", "echo", "watts per fortnight", "\xc3\xa9t\xc3\xa9"};
+static const char *const strings[] = { "", "a", "echo", "watts per fortnight", "\xc3\xa9t\xc3\xa9" };
 #define STRINGS (sizeof strings / sizeof *strings)
 
 static char expectations[4u << 20];
@@ -337,7 +337,7 @@ static uint64_t
 echo (const char *symbol, const uint64_t *registers)
 {
     size_t length = strlen (symbol);
-    struct pass pass = {.hash = 0xcbf29ce484222325u};
+    struct pass pass = { .hash = 0xcbf29ce484222325u };
     char *text;
     int result = 0;
     int returns_string;
@@ -443,7 +443,7 @@ EXPORT int nvmlEchoBytes (unsigned char *bytes, unsigned long long size);
 int
 nvmlEchoBytes (unsigned char *bytes, unsigned long long size)
 {
-    struct pass pass = {.hash = 0xcbf29ce484222325u};
+    struct pass pass = { .hash = 0xcbf29ce484222325u };
 
     absorb (&pass, bytes, size);
     pass.stream = pass.hash;
@@ -455,7 +455,7 @@ nvmlEchoBytes (unsigned char *bytes, unsigned long long size)
     EXPORT uint64_t name (uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f); \
     uint64_t name (uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f)         \
     {                                                                                              \
-        const uint64_t registers[ARGUMENTS] = {a, b, c, d, e, f};                                  \
+        const uint64_t registers[ARGUMENTS] = { a, b, c, d, e, f };                                \
                                                                                                    \
         return echo (#name, registers);                                                            \
     }
