@@ -171,6 +171,8 @@ class NVMLSession:
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None
+        if worker is not None and worker.alive:
+            worker.closing = True
         for ending in (*self._ending, worker):
             if ending is not None and ending.owner == os.getpid():
                 ending.stop()

@@ -24,7 +24,14 @@ from typing import Any
 from nvsandbox import isolation as ladder
 from nvsandbox import marshal, roots, simulate
 from nvsandbox._core import ffi, lib
-from nvsandbox.errors import CallTimeout, LibraryNotFound, SandboxError, SandboxStartError, WorkerDied
+from nvsandbox.errors import (
+    CallTimeout,
+    LibraryNotFound,
+    SandboxClosed,
+    SandboxError,
+    SandboxStartError,
+    WorkerDied,
+)
 from nvsandbox.options import Options
 
 _log = logging.getLogger("nvsandbox")
@@ -636,12 +643,16 @@ class Worker:
         if self._stopping or self._reap():
             raise self.death(name)
 
-    def death(self, name: str) -> WorkerDied:
+    def death(self, name: str) -> WorkerDied | SandboxClosed:
         """How the worker ended, while `name` was called."""
+        if self.closing:
+            return SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
         signal_number, status, why = self._death or (None, None, self._why or "it is being ended")
         return WorkerDied(name, signal_number, status, self._why or why)
 
     _why = ""
+    closing = False
+    """Whether it is ended because its sandbox is closed, and not for a fault of its own."""
 
     def wait_ended(self, limit: float) -> bool:
         """Waits until the process has ended, at most `limit` seconds. Whether it has."""
@@ -650,9 +661,10 @@ class Worker:
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            if self._pidfd is not None:
+            pidfd = self._pidfd
+            if pidfd is not None:
                 poller = select.poll()
-                poller.register(self._pidfd, select.POLLIN)
+                poller.register(pidfd, select.POLLIN)
                 poller.poll(max(1, int(min(left, 0.1) * 1000)))
             else:
                 time.sleep(min(left, 0.005))
@@ -696,10 +708,14 @@ class Worker:
         )
         if not ended:
             _log.error("the NVML worker %d cannot be ended (a driver call does not return); it is given up", self.pid)
+        # Not under the hands of a thread that is opening a channel. It lets go soon: the worker's end is closed.
+        locked = self._control_lock.acquire(timeout=_KILL_LIMIT)
         self._control.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
+        if locked:
+            self._control_lock.release()
         for channel in channels:
             # A busy one is closed by the thread that is in it, which sees that we are stopping.
             if channel.busy.acquire(blocking=False):
