@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -132,7 +131,8 @@ def test_as_chroot_sees_it(tmp_path: Path) -> None:
         put(tmp_path, f"d{number}/m", f"../d{(number * 7 + 3) % 12}/{'f' if number % 3 else 'l'}")
     code = (
         "import os, sys; os.chroot(sys.argv[1]); os.chdir('/')\n"
-        "for n in range(12):\n for x in 'flm':\n  p = f'/d{n}/{x}'; print(os.path.realpath(p) if os.path.exists(p) else None)"
+        "for n in range(12):\n for x in 'flm':\n"
+        "  p = f'/d{n}/{x}'; print(os.path.realpath(p) if os.path.exists(p) else None)"
     )
     done = subprocess.run(
         ["/usr/bin/env", "python3", "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
@@ -158,7 +158,7 @@ def test_dev_folder(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """/proc/driver/nvidia/gpus with two GPUs whose minor numbers are not in the order of their addresses."""
     base = tmp_path / "gpus"
     for bus, uuid, minor in [
@@ -176,7 +176,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     proc = "/proc/driver/nvidia/gpus"
     monkeypatch.setattr(roots.os, "listdir", lambda path: listdir(str(path).replace(proc, str(base))))
     monkeypatch.setitem(vars(roots), "open", lambda path, *a, **k: open_(str(path).replace(proc, str(base)), *a, **k))
-    yield base
+    return base
 
 
 @pytest.mark.usefixtures("gpus")

@@ -188,8 +188,7 @@ def test_a_symbol_that_the_sandbox_lacks_is_not_taken_from_elsewhere() -> None:
 
 @pytest.mark.usefixtures("direct")
 def test_functions_that_were_imported_before() -> None:
-    from pynvml import nvmlDeviceGetCount as kept
-
+    kept = pynvml.nvmlDeviceGetCount
     assert kept() == 1000
     one = route(1)
     one.open()
@@ -202,8 +201,7 @@ def test_functions_that_were_imported_before() -> None:
 def test_a_function_imported_in_the_block_does_not_outlive_it() -> None:
     one = route(1)
     one.open()
-    from pynvml import nvmlDeviceGetCount as kept
-
+    kept = pynvml.nvmlDeviceGetCount
     assert kept() == 1
     one.close()
     assert kept() == 1000
