@@ -233,6 +233,16 @@ def processes() -> dict[int, tuple[str, int]]:
     return found
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or is an orphan's remains that init has yet to take; one that we did not reap is
+    not."""
+    try:
+        status = status_of(pid)
+    except OSError:
+        return True
+    return status["State"].startswith("Z") and int(status["PPid"]) != os.getpid()
+
+
 def state_of_process() -> dict[str, Any]:
     """What a session must leave as it was in its caller, but for threads."""
     return {

@@ -12,16 +12,11 @@ from typing import Any
 
 import pynvml
 import pytest
-from host import Host
+from host import Host, has_ended
 
 import nvsandbox
 from nvsandbox import nvml_isolated
 from nvsandbox import session as session_module
-
-
-def gone(pid: int) -> bool:
-    """Whether this process has ended and was reaped."""
-    return not os.path.exists(f"/proc/{pid}")
 
 
 def test_a_block() -> None:
@@ -31,8 +26,8 @@ def test_a_block() -> None:
         pynvml.nvmlInit()
         assert pynvml.nvmlDeviceGetCount() == 8
         pid = nvml.session.pid
-        assert not gone(pid)
-    assert gone(pid)
+        assert not has_ended(pid)
+    assert has_ended(pid)
 
 
 def test_equal_options_share_a_worker() -> None:
@@ -60,12 +55,12 @@ def test_the_last_one_out_ends_it(order: tuple[int, ...]) -> None:
     apis = [block.__enter__() for block in blocks]
     pid = apis[0].session.pid
     for position, index in enumerate(order):
-        assert not gone(pid)
+        assert not has_ended(pid)
         blocks[index].__exit__(None, None, None)
         assert gone_after(apis[index])
         for other in order[position + 1 :]:
             assert apis[other].nvmlDeviceGetCount() == 1
-    assert gone(pid)
+    assert has_ended(pid)
 
 
 def test_one_object_may_be_entered_again_and_again() -> None:
@@ -108,7 +103,7 @@ def test_many_threads_open_the_same_at_once() -> None:
         thread.join()
     assert wrong == []
     assert len(set(pids)) == 1
-    assert gone(pids[0])
+    assert has_ended(pids[0])
 
 
 def test_threads_open_and_close_and_call() -> None:
@@ -155,7 +150,7 @@ def test_an_exception_in_the_block_goes_through() -> None:
 
     with pytest.raises(OwnError):
         use()
-    assert gone(pids[0])
+    assert has_ended(pids[0])
     with pytest.raises(pynvml.NVMLError_Uninitialized):
         pynvml.nvmlDeviceGetCount()
 
@@ -165,7 +160,7 @@ def test_closing_the_session_in_the_block() -> None:
         pid = one.session.pid
         one.session.close()
         one.session.close()
-        assert gone(pid)
+        assert has_ended(pid)
         for nvml in (one, two):
             with pytest.raises(nvsandbox.SandboxClosed, match="open a new one"):
                 nvml.nvmlDeviceGetCount()
@@ -299,7 +294,7 @@ def test_install(host: Host) -> None:
     assert in_block == (4, 4)
     assert shared
     assert after == (2, 3)
-    assert [gone(pid) for pid in pids] == [True, True], "ended with the process"
+    assert [has_ended(pid) for pid in pids] == [True, True], "ended with the process"
 
 
 def ended(how: str) -> list[int]:
@@ -329,6 +324,6 @@ def test_workers_end_with_their_process(host: Host, how: str) -> None:
     pids = host.run(ended, how=how)
     assert len(pids) == 2
     end = time.monotonic() + 3
-    while not all(gone(pid) for pid in pids) and time.monotonic() < end:
+    while not all(has_ended(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.02)
-    assert [gone(pid) for pid in pids] == [True, True]
+    assert [has_ended(pid) for pid in pids] == [True, True]
