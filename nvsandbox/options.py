@@ -54,7 +54,10 @@ def _path(name: str, value: object, what: str) -> str:
     if not path or "\0" in path:
         raise _wrong(name, value, f"a path, {what}")
     try:
+        os.fsencode(path)
         return os.path.abspath(path)
+    except UnicodeEncodeError:
+        raise _wrong(name, value, f"a path, {what}, in characters that file names can have") from None
     except FileNotFoundError:
         raise _wrong(
             name, value, f"a path, {what}; a relative one means nothing here: the working directory is gone"

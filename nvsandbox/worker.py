@@ -46,6 +46,8 @@ _STOP_LIMIT = 3.0  # from STOP to SIGTERM
 _TERM_LIMIT = 3.0  # from SIGTERM to SIGKILL
 _KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up
 
+_OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # passes, and a socket needs as much
+
 _TOO_LARGE = int(lib.NVS_STATUS_TOO_LARGE).to_bytes(4, sys.byteorder)
 
 
@@ -243,6 +245,7 @@ class Worker:
         self._control_lock = threading.RLock()
         self._state_lock = threading.RLock()
         self._answered: set[int] = set()
+        self._use_lanes = options.transport != "pipe"
         self._death: tuple[int | None, int | None, str] | None = None
         self._stopping = False
         self._next_id = 0
@@ -579,8 +582,15 @@ class Worker:
 
         try:
             reply = None
-            if self.options.transport != "pipe":
-                reply = self._on_channel("lane", frame, wait)
+            if self._use_lanes:
+                try:
+                    reply = self._on_channel("lane", frame, wait)
+                except SandboxStartError as error:
+                    # No memfd_create (an outer seccomp profile), or RLIMIT_FSIZE: sockets do, some microseconds slower.
+                    if self.options.transport != "auto" or error.errno in _OUT_OF:
+                        raise
+                    self._use_lanes = False
+                    _log.info("shared memory is not possible here, so calls go over a socket: %s", error)
                 if reply is not None and reply[:4] == _TOO_LARGE:
                     reply = None
             if reply is None:

@@ -26,6 +26,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dev_root": 7}, TypeError, r"dev_root=7 is of type int: expected a path, the root whose dev/"),
     ({"library": 7}, TypeError, r"library=7 is of type int: expected a path, the file to load as libnvidia-ml.so.1"),
     ({"library": ""}, ValueError, r"library='': expected a path, the file to load"),
+    ({"library": "/x/\ud800"}, ValueError, r"library='/x/\\ud800': expected a path, .* that file names can have"),
     ({"isolation": "docker"}, ValueError, r"isolation='docker': expected one of 'auto', 'mount', 'user', 'guard'"),
     ({"isolation": None}, ValueError, r"isolation=None: expected one of 'auto', 'mount', 'user', 'guard'"),
     ({"devices": 0}, TypeError, r"devices=0 is of type int: expected a list, such as \[0, 2\]"),

@@ -284,6 +284,35 @@ def test_few_processes_left(host_with_nobody: Host, more: int) -> None:
         assert "Resource temporarily unavailable" in found["text"]
 
 
+def test_no_shared_memory(host: Host) -> None:
+    """RLIMIT_FSIZE bounds shared memory files too. auto then takes the pipe; shm, which was asked for, is an error."""
+
+    def inside() -> list[Any]:
+        import resource
+
+        from host import attempt, nothing_left
+
+        from nvsandbox import nvml_isolated
+
+        def opened(transport: str) -> int:
+            with nvml_isolated(simulate="h100x8", transport=transport) as nvml:
+                assert nvml.nvmlDeviceGetCount() == nvml.nvmlDeviceGetCount()
+                return nvml.nvmlDeviceGetCount()
+
+        found = []
+        with nothing_left():
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            for transport in ("auto", "pipe", "shm"):
+                found.append(attempt(lambda transport=transport: opened(transport)))
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        return found
+
+    auto, pipe, shm = host.run(inside)
+    assert auto == pipe == {"mro": [], "result": 8}
+    assert (shm["type"], shm["step"], shm["errno"]) == ("SandboxStartError", "channel", errno.EFBIG)
+
+
 # ---- the process
 
 
