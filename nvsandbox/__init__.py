@@ -17,6 +17,7 @@ from nvsandbox.errors import (
     WorkerDied,
 )
 from nvsandbox.session import DeviceNode, NVMLSession, install, nvml_isolated
+from nvsandbox.watch import WatchEvent, WatchKind, watch
 
 __version__: str = _ffi.string(_lib.nvs_core_version()).decode()
 
@@ -30,7 +31,10 @@ __all__ = [
     "SandboxStartError",
     "SandboxUnavailable",
     "StaleHandle",
+    "WatchEvent",
+    "WatchKind",
     "WorkerDied",
     "install",
     "nvml_isolated",
+    "watch",
 ]
