@@ -7,6 +7,7 @@ See :class:`nvml_isolated`. Importing this package touches neither NVML nor the 
 from nvsandbox._core import ffi as _ffi
 from nvsandbox._core import lib as _lib
 from nvsandbox.errors import (
+    CallFailed,
     CallTimeout,
     LibraryNotFound,
     SandboxClosed,
@@ -22,6 +23,7 @@ from nvsandbox.watch import WatchEvent, WatchKind, watch
 __version__: str = _ffi.string(_lib.nvs_core_version()).decode()
 
 __all__ = [
+    "CallFailed",
     "CallTimeout",
     "DeviceNode",
     "LibraryNotFound",

@@ -17,6 +17,7 @@ from typing import Any
 import pynvml
 
 __all__ = [
+    "CallFailed",
     "CallTimeout",
     "LibraryNotFound",
     "SandboxClosed",
@@ -113,12 +114,15 @@ class WorkerDied(SandboxError, pynvml.NVMLError_Unknown):  # type: ignore[misc]
     """The worker process ended while it was needed. Also an ``NVMLError_Unknown``.
 
     ``signal`` is the number of the signal that ended it, or None; ``status`` its exit status, or None (both None:
-    somebody else reaped it); ``call`` the function that was running, or "".
+    somebody else reaped it); ``call`` the function that was running, or ""; ``sent`` whether the call may have reached
+    the worker, and may thus have been carried out.
     """
 
     __module__ = "nvsandbox"
 
-    def __init__(self, call: str, signal_number: int | None, status: int | None, why: str = "") -> None:
+    def __init__(
+        self, call: str, signal_number: int | None, status: int | None, why: str = "", *, sent: bool = True
+    ) -> None:
         if why:
             how = why
         elif signal_number is not None:
@@ -134,20 +138,41 @@ class WorkerDied(SandboxError, pynvml.NVMLError_Unknown):  # type: ignore[misc]
         self.call = call
         self.signal = signal_number
         self.status = status
+        self.sent = sent
 
 
 class CallTimeout(SandboxError, pynvml.NVMLError_Timeout):  # type: ignore[misc]
     """NVML did not answer in time. Also an ``NVMLError_Timeout``.
 
-    ``call`` is the function, ``limit`` the limit in seconds that it ran past.
+    ``call`` is the function, ``limit`` the limit in seconds that it ran past; ``sent`` is False for a call that was not
+    made, since its deadline had passed before.
     """
 
     __module__ = "nvsandbox"
 
-    def __init__(self, call: str, limit: float) -> None:
-        super().__init__(f"{call} did not return within {limit:g} s; its worker process is being ended")
+    def __init__(self, call: str, limit: float, *, sent: bool = True) -> None:
+        super().__init__(
+            f"{call} did not return within {limit:g} s; its worker process is being ended"
+            if sent
+            else f"{call} was not made: its deadline had passed"
+        )
         self.call = call
         self.limit = limit
+        self.sent = sent
+
+
+class CallFailed(SandboxError, pynvml.NVMLError_Unknown):  # type: ignore[misc]
+    """The sandbox could not bring the call to a worker: no new one could be started, or this process has no
+    descriptors or memory left for it. Also an ``NVMLError_Unknown``.
+
+    ``call`` is the function, which was not carried out; ``__cause__`` the SandboxError behind it.
+    """
+
+    __module__ = "nvsandbox"
+
+    def __init__(self, call: str, cause: SandboxError) -> None:
+        super().__init__(f"{call} was not made: {cause}")
+        self.call = call
 
 
 class StaleHandle(SandboxError, pynvml.NVMLError_InvalidArgument):  # type: ignore[misc]

@@ -22,6 +22,14 @@ _NODE = re.compile(r"(?:/dev/)?nvidia([0-9]+)")
 
 
 @dataclass(frozen=True)
+class Recycle:
+    """When a worker is replaced: after so many calls, or at so much resident memory; one of the two."""
+
+    calls: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Options:
     """What a sandbox is started with. Equal options share a worker."""
 
@@ -32,9 +40,10 @@ class Options:
     devices: tuple[int | str, ...] | None = None
     privileged: bool = False
     timeout: float | None = 30.0
-    restart: bool = True
+    restart: bool | int = True
     transport: str = "auto"
     simulate: str | None = None
+    recycle_after: Recycle | None = None
 
 
 def _wrong(name: str, value: object, expected: str) -> ValueError:
@@ -149,6 +158,37 @@ def _timeout(value: object) -> float | None:
     return None if math.isinf(value) else float(value)
 
 
+def _restart(value: object) -> bool | int:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, int):
+        raise _wrong_type("restart", value, "True, False, or how many restarts are allowed in a minute")
+    if not 0 < value <= 1_000_000:
+        raise _wrong("restart", value, "True, False, or how many restarts are allowed in a minute (1 to 1000000)")
+    return value
+
+
+_SIZE = re.compile(r"([0-9]{1,12})(KiB|MiB|GiB)")
+
+
+def _recycle_after(value: object) -> Recycle | None:
+    expected = "a number of calls, an amount of resident memory such as '256MiB', or None"
+    if value is None or isinstance(value, Recycle):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise _wrong_type("recycle_after", value, expected)
+    if isinstance(value, int):
+        if value < 1:
+            raise _wrong("recycle_after", value, expected)
+        return Recycle(calls=value)
+    if value.isascii() and value.isdigit():
+        return _recycle_after(int(value))
+    size = _SIZE.fullmatch(value)
+    if size is None or int(size[1]) == 0:
+        raise _wrong("recycle_after", value, expected)
+    return Recycle(memory_bytes=int(size[1]) << {"KiB": 10, "MiB": 20, "GiB": 30}[size[2]])
+
+
 def _simulate(value: object) -> str | None:
     if value is None:
         return None
@@ -165,9 +205,10 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "devices": _devices,
     "privileged": _flag("privileged"),
     "timeout": _timeout,
-    "restart": _flag("restart"),
+    "restart": _restart,
     "transport": _one_of("transport", TRANSPORTS),
     "simulate": _simulate,
+    "recycle_after": _recycle_after,
 }
 
 
@@ -177,6 +218,10 @@ def _env_flag(text: str) -> bool:
     if text.lower() in ("0", "false", "no", "off"):
         return False
     raise ValueError("expected 1 or 0")
+
+
+def _env_restart(text: str) -> bool | int:
+    return int(text) if text.isascii() and text.isdigit() and text not in ("0", "1") else _env_flag(text)
 
 
 def _env_timeout(text: str) -> float | None:
@@ -191,9 +236,10 @@ _ENVIRONMENT: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
     "devices": (("NVSANDBOX_DEVICES",), lambda text: text.split(",")),
     "privileged": (("NVSANDBOX_PRIVILEGED",), _env_flag),
     "timeout": (("NVSANDBOX_TIMEOUT",), _env_timeout),
-    "restart": (("NVSANDBOX_RESTART",), _env_flag),
+    "restart": (("NVSANDBOX_RESTART",), _env_restart),
     "transport": (("NVSANDBOX_TRANSPORT",), str),
     "simulate": (("NVSANDBOX_SIMULATE",), str),
+    "recycle_after": (("NVSANDBOX_RECYCLE_AFTER",), str),
 }
 
 

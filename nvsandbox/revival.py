@@ -34,6 +34,10 @@ class Recipes:
         # A token of any worker of this session to (function, type of the handle, what it takes before the handle).
         self._recipes: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
 
+    def after_fork(self) -> None:
+        """In a forked child: the lock may be held by a thread that does not exist there."""
+        self._lock = threading.Lock()
+
     def remember(self, name: str, arguments: tuple[Any, ...], invoke: Invoke) -> None:
         """Notes where the handle in the last of `arguments` came from, after a successful call of `name`."""
         if not _GIVES.search(name):

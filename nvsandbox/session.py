@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import contextvars
 import logging
 import os
 import re
@@ -11,6 +13,7 @@ import stat
 import threading
 import time
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pynvml
@@ -21,6 +24,7 @@ from nvsandbox import options as options_
 from nvsandbox._core import lib
 from nvsandbox.bindings import Library, namespace
 from nvsandbox.errors import (
+    CallFailed,
     CallTimeout,
     LibraryNotFound,
     SandboxClosed,
@@ -28,9 +32,13 @@ from nvsandbox.errors import (
     SandboxStartError,
     SandboxUnavailable,
     StaleHandle,
+    WorkerDied,
     nvml_error,
 )
 from nvsandbox.options import Options
+from nvsandbox.restarts import DEFAULT as RESTARTS_DEFAULT
+from nvsandbox.restarts import WINDOW as RESTART_WINDOW
+from nvsandbox.restarts import Restarts
 from nvsandbox.revival import Recipes
 from nvsandbox.routing import Route
 from nvsandbox.worker import Worker
@@ -66,7 +74,27 @@ _ISOLATION_STEPS = frozenset(
 # After these, NVML's memory behind the handles that they were given is gone.
 _RETIRES = re.compile(r"(Free|Destroy)(_v[0-9]+)?$")
 
+# These make what only their worker knows, until it is freed.
+_MAKES_STATE = re.compile(r"(Create|Alloc)(_v[0-9]+)?$")
+
 _HINT_SECONDS = 10.0
+
+_TRIES_UNSENT = 4
+"""How many workers a call is brought to, when each is gone before it could be handed over."""
+
+_ABANDONED_MAX = 4
+"""Workers in state D at which no more are started: each holds memory, and its GPU does not come back by asking
+again."""
+
+# For each session in whose deadline() block this thread or task is, when it ends; the innermost first.
+_deadlines: contextvars.ContextVar[tuple[tuple[object, float], ...]] = contextvars.ContextVar(
+    "nvsandbox_deadlines", default=()
+)
+
+
+def _restarts_allowed(restart: bool | int) -> int:
+    return RESTARTS_DEFAULT if restart is True else int(restart)
+
 
 _NVIDIA_FOLDERS = ("", "nvidia-caps", "nvidia-caps-imex-channels")
 
@@ -108,7 +136,11 @@ class NVMLSession:
         self._lock = threading.RLock()
         self._closed = False
         self._users = 0
-        self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0}
+        self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0, "recycles": 0}
+        self._restarts = Restarts(_restarts_allowed(options.restart))
+        self._death_hooks: list[Callable[[WorkerDied], object]] = []
+        self._restart_hooks: list[Callable[[NVMLSession], object]] = []
+        self._stateful = 0  # event sets and GPM samples: they would not survive a recycling
         self._ending: list[Worker] = []  # given up, and not known to have ended yet
         self._recipes = Recipes()
         self._hint_text = ""
@@ -158,9 +190,47 @@ class NVMLSession:
 
     def stats(self) -> dict[str, int]:
         """Counts since the session began: ``calls``, ``errors`` (calls that NVML did not answer with success),
-        ``timeouts``, ``deaths`` (of workers that were needed) and ``restarts``."""
+        ``timeouts``, ``deaths`` (of workers, that they hung included), ``restarts``, ``recycles``; and ``abandoned``:
+        how many worker processes there are now that even SIGKILL has not ended."""
         with self._lock:
-            return dict(self._counts)
+            self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
+            return {**self._counts, "abandoned": sum(ending.abandoned for ending in self._ending)}
+
+    @contextlib.contextmanager
+    def deadline(self, seconds: float) -> Iterator[None]:
+        """A block in which calls to this sandbox must be done within `seconds` from now, in place of ``timeout=``.
+
+        A call that is not done by then raises CallTimeout, as does one that is made later; blocks may be nested, and
+        the earliest deadline counts. It holds for this thread, or asyncio task, and what is started with its context.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            raise ValueError(f"seconds={seconds!r}: expected a number of seconds, 0 or more")
+        end = time.monotonic() + seconds
+        outer = self._deadline()
+        token = _deadlines.set(((self, end if outer is None else min(end, outer)), *_deadlines.get()))
+        try:
+            yield
+        finally:
+            _deadlines.reset(token)
+
+    def _deadline(self) -> float | None:
+        for session, end in _deadlines.get():
+            if session is self:
+                return end
+        return None
+
+    def on_death(self, hook: Callable[[WorkerDied], object]) -> Callable[[WorkerDied], object]:
+        """Has `hook` called with a WorkerDied, once for each worker that dies or hangs, by the thread that meets it.
+
+        What a hook raises is logged. Returns `hook`, so that this can be used as a decorator.
+        """
+        self._death_hooks.append(hook)
+        return hook
+
+    def on_restart(self, hook: Callable[[NVMLSession], object]) -> Callable[[NVMLSession], object]:
+        """Has `hook` called with this session after each restart, by the thread that made it. As :meth:`on_death`."""
+        self._restart_hooks.append(hook)
+        return hook
 
     def close(self) -> None:
         """Shuts NVML down and ends the worker, whoever else still uses the session. Idempotent;
@@ -220,7 +290,10 @@ class NVMLSession:
         return hint
 
     def _running(self) -> Worker:
-        """The worker, or a new one where it is gone."""
+        """The worker, or a new one where it is gone.
+
+        Raises WorkerDied where there may be no new one (yet), and what starting one raises.
+        """
         worker = self._worker
         if worker is not None and worker.alive and worker.owner == os.getpid():
             return worker
@@ -228,19 +301,69 @@ class NVMLSession:
             if self._closed:
                 raise SandboxClosed("this sandbox is closed; open a new one with nvml_isolated()")
             worker = self._worker
-            if worker is not None and worker.owner != os.getpid():
-                worker = None  # the parent's; a process that was forked from it gets its own
-            elif worker is not None:
+            if worker is not None and worker.owner == os.getpid():
                 if worker.alive:
                     return worker
-                self._counts["deaths"] += 1
+                self._note_death(worker)
+                self._allow_restart(worker)
                 self._retire(worker)
-                if not self.options.restart:
-                    raise worker.death("")
+                self._restarts.started()
                 self._counts["restarts"] += 1
-                _log.warning("the NVML worker is gone (%s); starting a new one", worker.death(""))
-            self._worker = self._start()
-            return self._worker
+                self._worker = self._start()
+                restarted = True
+            else:
+                # The parent's: a process that was forked from it gets its own.
+                self._worker = self._start()
+                restarted = False
+            worker = self._worker
+        if restarted:
+            _log.warning("a new NVML worker, %d, has taken the place of the old one", worker.pid)
+            self._run_hooks(self._restart_hooks, self)
+        return worker
+
+    def _allow_restart(self, worker: Worker) -> None:
+        """Raises if there is to be no new worker after this one, or not yet."""
+        if not self.options.restart:
+            raise worker.death("")
+        left = self._restarts.wait()
+        if left > 0:
+            raise WorkerDied(
+                "",
+                None,
+                None,
+                f"{worker.death('')}; {self._restarts.recent} restarts within {RESTART_WINDOW:g} s did not help, and "
+                f"the next is possible in {left:.1f} s (restart= sets how many are)",
+            )
+        abandoned = sum(ending.abandoned and not ending.wait_ended(0) for ending in self._ending)
+        if abandoned >= _ABANDONED_MAX:
+            raise WorkerDied(
+                "",
+                None,
+                None,
+                f"{abandoned} of its predecessors cannot be ended even by SIGKILL, for they do not return from the "
+                f"driver; no more are started. The GPU or its driver has to be reset",
+            )
+
+    def _note_death(self, worker: Worker) -> None:
+        """Counts and tells of the end of a worker that was needed, once."""
+        with self._lock:
+            if worker.noted or worker.closing or worker.recycled:
+                return
+            worker.noted = True
+            self._counts["deaths"] += 1
+            self._restarts.died(worker.answered)
+        death = worker.death("")
+        if isinstance(death, WorkerDied):
+            _log.warning("%s", death)
+            self._run_hooks(self._death_hooks, death)
+
+    @staticmethod
+    def _run_hooks(hooks: list[Any], argument: object) -> None:
+        for hook in list(hooks):
+            try:
+                hook(argument)
+            except Exception:
+                _log.exception("the hook %r failed", hook)
 
     def _retire(self, worker: Worker) -> None:
         """Takes leave of a worker that is gone, or that hangs: then its end goes on without us waiting for it."""
@@ -250,11 +373,39 @@ class NVMLSession:
         else:
             self._ending.append(worker)
 
+    def _recycle(self, worker: Worker) -> None:
+        """Replaces a worker that has served its time. Calls that are in it go on there."""
+        with self._lock:
+            if self._closed or self._worker is not worker or self._stateful > 0:
+                return
+            try:
+                fresh = self._start()
+            except (SandboxError, pynvml.NVMLError) as error:
+                _log.warning("the NVML worker %d is not recycled, for no new one can be started: %s", worker.pid, error)
+                worker.calls = 0
+                return
+            self._worker = fresh
+            self._counts["recycles"] += 1
+            self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
+            self._ending.append(worker)
+        _log.info("the NVML worker %d takes the place of %d, which is recycled", fresh.pid, worker.pid)
+        worker.finish()
+
     # ---- calls
 
     def has_function(self, name: str) -> bool:
         """Whether the loaded library has this symbol. Raises as :meth:`call` does."""
-        return self._running().function(name, self.options.timeout) is not None
+        for _ in range(_TRIES_UNSENT):
+            worker = self._running()
+            try:
+                return worker.function(name, self._limit(name, ())) is not None
+            except (WorkerDied, CallTimeout) as error:
+                self._note_death(worker)
+                # Looking a name up changes nothing: it can be done again.
+                if isinstance(error, CallTimeout) or not self.options.restart:
+                    raise
+                last = error
+        raise last
 
     def call(self, name: str, arguments: tuple[Any, ...], returns_string: bool = False) -> Any:
         """Calls a function of NVML in the worker with ctypes arguments, and gives what it returns: an int, or bytes
@@ -262,25 +413,50 @@ class NVMLSession:
 
         Raises CallTimeout, WorkerDied, StaleHandle, SandboxClosed.
         """
-        worker = self._running()
+        for _ in range(_TRIES_UNSENT):
+            try:
+                worker = self._running()
+                result = self._call_in(worker, name, arguments, returns_string)
+            except WorkerDied as error:
+                # A call that did not reach its worker can go to the next one. One that did is never repeated.
+                if error.sent or not self.options.restart or self._restarts.wait() > 0:
+                    raise
+                last = error
+                continue
+            except CallTimeout:
+                self._count("timeouts")
+                raise
+            except SandboxError as error:
+                if isinstance(error, pynvml.NVMLError):
+                    raise
+                # Such as: no descriptor is left for a channel, or a new worker cannot be started.
+                raise CallFailed(name, error) from error
+            if self.options.recycle_after is not None and worker.outlived(self.options.recycle_after):
+                self._recycle(worker)
+            return result
+        raise last
+
+    def _call_in(self, worker: Worker, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any:
         call = self._prepare(name, arguments, returns_string)
+        worker.calls += 1
         if worker.tokens:
             call.replace(worker.tokens)
         limit = self._limit(name, arguments)
-        try:
+        reply = self._send(worker, call, limit)
+        if reply.status == lib.NVS_STATUS_STALE_HANDLE and self._recipes.revive(
+            call.tokens(), worker.tokens, lambda name, arguments: self._ask(worker, name, arguments)
+        ):
+            # It was not carried out.
+            call.replace(worker.tokens)
             reply = self._send(worker, call, limit)
-            if reply.status == lib.NVS_STATUS_STALE_HANDLE and self._recipes.revive(
-                call.tokens(), worker.tokens, lambda name, arguments: self._ask(worker, name, arguments)
-            ):
-                # It was not carried out.
-                call.replace(worker.tokens)
-                reply = self._send(worker, call, limit)
-        except CallTimeout:
-            self._count("timeouts")
-            raise
         result = self._result(call, reply, returns_string)
-        if result == _NVML_SUCCESS and "Handle" in name and self.options.restart:
-            self._recipes.remember(name, arguments, lambda name, arguments: self._ask(worker, name, arguments))
+        if result == _NVML_SUCCESS:
+            if "Handle" in name and self.options.restart:
+                self._recipes.remember(name, arguments, lambda name, arguments: self._ask(worker, name, arguments))
+            elif _MAKES_STATE.search(name):
+                self._stateful += 1
+            elif call.flags & lib.NVS_CALL_RETIRES:
+                self._stateful = max(0, self._stateful - 1)
         return result
 
     @staticmethod
@@ -290,17 +466,20 @@ class NVMLSession:
             flags |= lib.NVS_CALL_RETIRES
         return marshal.Call(name, arguments, flags)
 
-    @staticmethod
-    def _send(worker: Worker, call: marshal.Call, limit: float | None) -> marshal.Reply:
-        index = worker.function(call.name, limit)
-        if index is None:
-            return marshal.Reply(lib.NVS_STATUS_NO_SYMBOL, 0, 0, memoryview(b""), b"")
-        return worker.exchange(call.name, call.frame(index), limit)
+    def _send(self, worker: Worker, call: marshal.Call, limit: float | None) -> marshal.Reply:
+        try:
+            index = worker.function(call.name, limit)
+            if index is None:
+                return marshal.Reply(lib.NVS_STATUS_NO_SYMBOL, 0, 0, memoryview(b""), b"")
+            return worker.exchange(call.name, call.frame(index), limit)
+        except (WorkerDied, CallTimeout):
+            self._note_death(worker)
+            raise
 
     def _ask(self, worker: Worker, name: str, arguments: tuple[Any, ...]) -> int:
         """A call for the sandbox's own purposes: not counted, and nothing more done about what goes wrong."""
         call = self._prepare(name, arguments, False)
-        reply = self._send(worker, call, self.options.timeout)
+        reply = self._send(worker, call, self._limit(name, ()))
         if reply.status != lib.NVS_STATUS_OK:
             return _NVML_ERROR_UNKNOWN
         call.accept(reply)
@@ -328,7 +507,14 @@ class NVMLSession:
         raise SandboxError(f"{call.name}: the worker refused the call (status {status}); please report this")
 
     def _limit(self, name: str, arguments: tuple[Any, ...]) -> float | None:
-        """The time limit of a call. An event wait's own timeout is added to the session's."""
+        """The time limit of a call: what is left until the deadline, or else the session's, to which an event wait's
+        own timeout is added. Raises CallTimeout where nothing is left."""
+        end = self._deadline()
+        if end is not None:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise CallTimeout(name, 0.0, sent=False)
+            return left
         limit = self.options.timeout
         if limit is None or "EventSetWait" not in name:
             return limit
@@ -418,7 +604,9 @@ class nvml_isolated:  # noqa: N801 - used as a function
     privileged: keep CAP_SYS_ADMIN in the worker, which NVML's setters need. Of no effect with ``"user"``.
     timeout: seconds that a call may take; None for no limit. An event wait's own timeout is added. A start has its own
     limit of 60 seconds.
-    restart: whether a call starts a new worker when the old one is gone.
+    restart: whether a call starts a new worker when the old one is gone; a number says how many times in a minute
+    (True: 20).
+    recycle_after: calls (a number) or resident memory (such as ``"256MiB"``) after which the worker is replaced.
     transport: ``"shm"``, ``"pipe"``, or ``"auto"``.
     simulate: description of simulated GPUs, such as ``"h100x8"``, instead of a driver.
 
@@ -484,9 +672,11 @@ def _after_fork_in_child() -> None:
     _starting.clear()
     for session in list(_registry.values()):
         session._lock = threading.RLock()
-        worker = session._worker
-        if worker is not None:
-            worker.abandon()
+        session._recipes.after_fork()
+        for worker in (session._worker, *session._ending):
+            if worker is not None:
+                worker.abandon()
+        session._ending = []
 
 
 atexit.register(_close_all)

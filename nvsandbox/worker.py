@@ -32,7 +32,7 @@ from nvsandbox.errors import (
     SandboxStartError,
     WorkerDied,
 )
-from nvsandbox.options import Options
+from nvsandbox.options import Options, Recycle
 
 _log = logging.getLogger("nvsandbox")
 
@@ -47,6 +47,8 @@ _TERM_LIMIT = 3.0  # from SIGTERM to SIGKILL
 _KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up
 
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # passes, and a socket needs as much
+
+_MEMORY_LOOK = 64  # calls from one look at the worker's memory to the next
 
 _TOO_LARGE = int(lib.NVS_STATUS_TOO_LARGE).to_bytes(4, sys.byteorder)
 
@@ -89,6 +91,10 @@ def _environment(simulated: str | None) -> list[bytes]:
     return kept
 
 
+class _Closed(Exception):
+    """This channel was closed by the end of its worker, before anything was sent on it."""
+
+
 class _Lane:
     """A thread's shared memory channel.
 
@@ -122,7 +128,7 @@ class _Lane:
         if len(frame) > self._capacity:
             return None
         if self._lane is None:
-            raise marshal.BrokenReply("a channel that was closed")
+            raise _Closed
         status = lib.nvs_lane_call(
             self._lane, ffi.from_buffer(frame), len(frame), _SLICE_NS, self._reply_c, self._capacity, self._length
         )
@@ -247,6 +253,16 @@ class Worker:
         self._answered: set[int] = set()
         self._use_lanes = options.transport != "pipe"
         self._death: tuple[int | None, int | None, str] | None = None
+        self._inside = 0  # calls that are under way
+        self.calls = 0
+        self.answered = False
+        """Whether it has ever answered."""
+        self.noted = False
+        """Whether its death was counted."""
+        self.condemned = False
+        self.recycled = False
+        self.abandoned = False
+        """Whether even SIGKILL has not ended it."""
         self._stopping = False
         self._next_id = 0
         self._minors = self._device_minors()
@@ -550,8 +566,10 @@ class Worker:
         with self._state_lock:
             self._open.discard(channel)
 
-    def _on_channel(self, kind: str, frame: bytearray, wait: Callable[[], None]) -> memoryview | None:
-        channel, once = self._channel(kind)
+    def _on_channel(
+        self, kind: str, held: tuple[_Lane | _Pipe, bool], frame: bytearray, wait: Callable[[], None]
+    ) -> memoryview | None:
+        channel, once = held
         kept = False
         try:
             reply = channel.exchange(frame, wait)
@@ -570,41 +588,75 @@ class Worker:
     def exchange(self, name: str, frame: bytearray, limit: float | None) -> marshal.Reply:
         """The reply to one frame.
 
-        Raises CallTimeout past `limit` seconds and WorkerDied when the worker ends. An exception from a signal handler
-        (KeyboardInterrupt) gives the channel up, so that the late answer never meets another question.
+        Raises CallTimeout past `limit` seconds and WorkerDied when the worker ends; its `sent` tells whether the frame
+        may have reached the worker. An exception from a signal handler (KeyboardInterrupt) gives the channel up, so
+        that the late answer never meets another question.
         """
         start = time.monotonic()
+        sent = False
 
         def wait() -> None:
             self._check_alive(name)
             if limit is not None and time.monotonic() - start > limit:
                 raise CallTimeout(name, limit)
 
+        with self._state_lock:
+            if self._stopping:
+                raise self._unsent(name)
+            self._inside += 1
         try:
             reply = None
-            if self._use_lanes:
-                try:
-                    reply = self._on_channel("lane", frame, wait)
-                except SandboxStartError as error:
-                    # No memfd_create (an outer seccomp profile), or RLIMIT_FSIZE: sockets do, some microseconds slower.
-                    if self.options.transport != "auto" or error.errno in _OUT_OF:
-                        raise
-                    self._use_lanes = False
-                    _log.info("shared memory is not possible here, so calls go over a socket: %s", error)
+            held = self._lane_if_possible()
+            if held is not None:
+                sent = len(frame) <= lib.NVS_LANE_FRAME
+                reply = self._on_channel("lane", held, frame, wait)
                 if reply is not None and reply[:4] == _TOO_LARGE:
                     reply = None
             if reply is None:
-                reply = self._on_channel("pipe", frame, wait)
+                held = self._channel("pipe")
+                sent = True
+                reply = self._on_channel("pipe", held, frame, wait)
                 if reply is None:
                     raise marshal.BrokenReply("no reply")
-            return marshal.parse_reply(reply)
+            parsed = marshal.parse_reply(reply)
+            self.answered = True
+            return parsed
         except CallTimeout:
             self.condemn(f"{name} did not return in time")
             raise
+        except _Closed:
+            raise self._unsent(name) from None
         except marshal.BrokenReply as error:
             if not self._reap():
                 self.condemn(f"it broke the protocol: {error}")
             raise self.death(name) from error
+        except WorkerDied as error:
+            if sent:
+                raise
+            raise self._unsent(name) from error
+        finally:
+            with self._state_lock:
+                self._inside -= 1
+
+    def _lane_if_possible(self) -> tuple[_Lane | _Pipe, bool] | None:
+        """This thread's lane, as _channel() gives it; None where calls go over sockets."""
+        if not self._use_lanes:
+            return None
+        try:
+            return self._channel("lane")
+        except SandboxStartError as error:
+            # No memfd_create (an outer seccomp profile), or RLIMIT_FSIZE: sockets do, some microseconds slower.
+            if self.options.transport != "auto" or error.errno in _OUT_OF:
+                raise
+            self._use_lanes = False
+            _log.info("shared memory is not possible here, so calls go over a socket: %s", error)
+            return None
+
+    def _unsent(self, name: str) -> WorkerDied | SandboxClosed:
+        death = self.death(name)
+        if isinstance(death, WorkerDied):
+            death.sent = False
+        return death
 
     def function(self, name: str, limit: float | None) -> int | None:
         """The index of a symbol of the library, None if the library lacks it."""
@@ -686,9 +738,40 @@ class Worker:
             if self._stopping:
                 return
             self._stopping = True
+            self.condemned = True
             self._why = why
         _log.warning("ending the NVML worker %d: %s", self.pid, why)
         threading.Thread(target=self._end, name=f"nvsandbox-end-{self.pid}", daemon=True).start()
+
+    def finish(self) -> None:
+        """Ends a worker that has been replaced, off the caller's path, as soon as no call is in it any more."""
+        threading.Thread(target=self._finish, name=f"nvsandbox-finish-{self.pid}", daemon=True).start()
+
+    def _finish(self) -> None:
+        while True:
+            with self._state_lock:
+                if self._stopping:
+                    return
+                if self._inside == 0:
+                    self._stopping = True
+                    self._why = "it was recycled"
+                    self.recycled = True
+                    break
+            time.sleep(0.02)
+        self._end()
+
+    def outlived(self, after: Recycle) -> bool:
+        """Whether this worker has served its time."""
+        if after.calls is not None:
+            return self.calls >= after.calls
+        if self.calls % _MEMORY_LOOK or after.memory_bytes is None:
+            return False
+        try:
+            with open(f"/proc/{self.pid}/statm", encoding="ascii") as file:
+                pages = int(file.read().split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+        return pages * os.sysconf("SC_PAGE_SIZE") >= after.memory_bytes
 
     def stop(self, grace: bool = True) -> None:
         """Ends the worker: asked to, then SIGTERM, then SIGKILL. Idempotent; bounded in time."""
@@ -717,6 +800,7 @@ class Worker:
             or (self._signal(signal.SIGKILL) and self.wait_ended(_KILL_LIMIT))
         )
         if not ended:
+            self.abandoned = True
             _log.error("the NVML worker %d cannot be ended (a driver call does not return); it is given up", self.pid)
         # Not under the hands of a thread that is opening a channel. It lets go soon: the worker's end is closed.
         locked = self._control_lock.acquire(timeout=_KILL_LIMIT)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often a worker may be replaced: a crash loop is to be seen as an error, not as load."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+WINDOW = 60.0
+"""Seconds in which restarts are counted."""
+
+DEFAULT = 20
+"""Restarts in a window with ``restart=True``."""
+
+BACKOFF_FIRST = 0.05
+BACKOFF_MAX = 5.0
+
+
+class Restarts:
+    """Counts restarts after a death; `limit` may happen in any :data:`WINDOW` seconds. Not locked: its session's lock
+    is.
+
+    The first restart comes at once. When the next worker dies before it has answered a call, the one after it has to
+    wait, longer each time: nothing says that it would fare better.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._times: deque[float] = deque()
+        self._in_vain = 0  # workers in a row that died without an answer
+        self._last = 0.0
+
+    def died(self, answered: bool) -> None:
+        """A worker is gone; `answered` tells whether it had ever answered a call."""
+        self._in_vain = 0 if answered else self._in_vain + 1
+        self._last = time.monotonic()
+
+    def wait(self) -> float:
+        """Seconds until the next restart is allowed, 0 for now."""
+        now = time.monotonic()
+        while self._times and now - self._times[0] >= WINDOW:
+            self._times.popleft()
+        left = 0.0
+        if len(self._times) >= self.limit:
+            left = self._times[0] + WINDOW - now
+        if self._in_vain:
+            pause = min(BACKOFF_FIRST * 2 ** (self._in_vain - 1), BACKOFF_MAX)
+            left = max(left, self._last + pause - now)
+        return max(0.0, left)
+
+    def started(self) -> None:
+        """A restart has been made."""
+        self._times.append(time.monotonic())
+
+    @property
+    def recent(self) -> int:
+        """Restarts in the present window."""
+        return len(self._times)
