@@ -120,8 +120,9 @@ class WorkerDied(SandboxError, pynvml.NVMLError_Unknown):  # type: ignore[misc]
 
     __module__ = "nvsandbox"
 
+    # Positional arguments only: pynvml's __new__ takes no others.
     def __init__(
-        self, call: str, signal_number: int | None, status: int | None, why: str = "", *, sent: bool = True
+        self, call: str, signal_number: int | None, status: int | None, why: str = "", sent: bool = True
     ) -> None:
         if why:
             how = why
@@ -136,6 +137,7 @@ class WorkerDied(SandboxError, pynvml.NVMLError_Unknown):  # type: ignore[misc]
             how = "how it ended is unknown, since another part of this program reaped it"
         super().__init__(f"the NVML worker process is gone{f' (in {call})' if call else ''}: {how}")
         self.call = call
+        self.how = how
         self.signal = signal_number
         self.status = status
         self.sent = sent
@@ -150,7 +152,7 @@ class CallTimeout(SandboxError, pynvml.NVMLError_Timeout):  # type: ignore[misc]
 
     __module__ = "nvsandbox"
 
-    def __init__(self, call: str, limit: float, *, sent: bool = True) -> None:
+    def __init__(self, call: str, limit: float, sent: bool = True) -> None:
         super().__init__(
             f"{call} did not return within {limit:g} s; its worker process is being ended"
             if sent

@@ -43,8 +43,8 @@ class Restarts:
         left = 0.0
         if len(self._times) >= self.limit:
             left = self._times[0] + WINDOW - now
-        if self._in_vain:
-            pause = min(BACKOFF_FIRST * 2 ** (self._in_vain - 1), BACKOFF_MAX)
+        if self._in_vain > 1:
+            pause = min(BACKOFF_FIRST * 2 ** (self._in_vain - 2), BACKOFF_MAX)
             left = max(left, self._last + pause - now)
         return max(0.0, left)
 

@@ -82,17 +82,18 @@ class Recipes:
 
         Whether there is now something else in `present` for at least one of them.
         """
-        revived = False
+        # Another thread may have been faster.
+        revived = any(present.get(token, token) != token for token in tokens)
         for token in tokens:
             recipe = self._recipes.get(token)
-            if recipe is None:
+            if recipe is None or token in present:
                 continue
             name, kind, arguments = recipe
             handle = kind()
             if invoke(name, (*arguments, ctypes.byref(handle))) != 0:
                 continue
             new = ctypes.cast(handle, ctypes.c_void_p).value or 0
-            if new and present.get(token, token) != new:
+            if new and new != token:
                 with self._lock:
                     self._recipes[new] = recipe
                 present[token] = new

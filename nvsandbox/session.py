@@ -326,23 +326,23 @@ class NVMLSession:
         if not self.options.restart:
             raise worker.death("")
         left = self._restarts.wait()
-        if left > 0:
-            raise WorkerDied(
-                "",
-                None,
-                None,
-                f"{worker.death('')}; {self._restarts.recent} restarts within {RESTART_WINDOW:g} s did not help, and "
-                f"the next is possible in {left:.1f} s (restart= sets how many are)",
-            )
         abandoned = sum(ending.abandoned and not ending.wait_ended(0) for ending in self._ending)
-        if abandoned >= _ABANDONED_MAX:
-            raise WorkerDied(
-                "",
-                None,
-                None,
-                f"{abandoned} of its predecessors cannot be ended even by SIGKILL, for they do not return from the "
-                f"driver; no more are started. The GPU or its driver has to be reset",
+        if left > 0:
+            why = (
+                f"{self._restarts.recent} restarts within {RESTART_WINDOW:g} s did not help, and the next is possible "
+                f"in {left:.2f} s (restart= sets how many are)"
             )
+        elif abandoned >= _ABANDONED_MAX:
+            why = (
+                f"{abandoned} of its predecessors cannot be ended even by SIGKILL, for they do not return from the "
+                f"driver, so no more are started; the GPU or its driver has to be reset"
+            )
+        else:
+            return
+        death = worker.death("")
+        if isinstance(death, WorkerDied):
+            death = WorkerDied("", death.signal, death.status, f"{death.how}; {why}", False)
+        raise death
 
     def _note_death(self, worker: Worker) -> None:
         """Counts and tells of the end of a worker that was needed, once."""
@@ -513,7 +513,7 @@ class NVMLSession:
         if end is not None:
             left = end - time.monotonic()
             if left <= 0:
-                raise CallTimeout(name, 0.0, sent=False)
+                raise CallTimeout(name, 0.0, False)
             return left
         limit = self.options.timeout
         if limit is None or "EventSetWait" not in name:

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How workers are replaced: how often, with which notice, and without the caller noticing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import pynvml
+import pytest
+
+import nvsandbox
+from nvsandbox import restarts
+
+
+def end_worker(nvml):
+    """SIGKILL, and back when a call has noticed."""
+    os.kill(nvml.session.pid, signal.SIGKILL)
+    with contextlib.suppress(nvsandbox.WorkerDied):
+        nvml.nvmlDeviceGetCount()
+
+
+def test_restarts_are_limited():
+    with nvsandbox.nvml_isolated(simulate="t4", restart=2) as nvml:
+        for _ in range(3):
+            end_worker(nvml)
+        with pytest.raises(
+            nvsandbox.WorkerDied, match=r"SIGKILL.*2 restarts within 60 s .*next is possible in"
+        ) as caught:
+            nvml.nvmlDeviceGetCount()
+        assert not caught.value.sent
+        assert isinstance(caught.value, pynvml.NVMLError)
+        assert nvml.session.stats()["restarts"] == 2
+
+
+def test_the_pause_doubles_for_workers_that_never_answer(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(restarts.time, "monotonic", lambda: now)
+    policy = restarts.Restarts(1000)
+    assert policy.wait() == 0
+    policy.died(answered=True)
+    assert policy.wait() == 0
+    policy.died(answered=False)
+    assert policy.wait() == 0
+    waits = []
+    for _ in range(10):
+        policy.died(answered=False)
+        waits.append(policy.wait())
+    assert waits[:3] == pytest.approx([0.05, 0.1, 0.2])
+    assert waits[-1] == restarts.BACKOFF_MAX
+    now += restarts.BACKOFF_MAX
+    assert policy.wait() == 0
+    policy.died(answered=True)
+    assert policy.wait() == 0
+
+
+def test_restarts_are_forgotten_after_the_window(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(restarts.time, "monotonic", lambda: now)
+    policy = restarts.Restarts(2)
+    policy.started()
+    now += 10
+    policy.started()
+    assert policy.wait() == pytest.approx(restarts.WINDOW - 10)
+    now += restarts.WINDOW - 10
+    assert policy.wait() == 0
+    assert policy.recent == 1
+
+
+def test_no_restart_when_it_is_off():
+    with nvsandbox.nvml_isolated(simulate="t4", restart=False) as nvml:
+        os.kill(nvml.session.pid, signal.SIGKILL)
+        for _ in range(3):
+            with pytest.raises(nvsandbox.WorkerDied) as caught:
+                nvml.nvmlDeviceGetCount()
+            assert caught.value.signal == signal.SIGKILL
+        assert nvml.session.stats()["deaths"] == 1
+
+
+def test_hooks():
+    deaths, sessions = [], []
+    with nvsandbox.nvml_isolated(simulate="t4") as nvml:
+        nvml.session.on_death(deaths.append)
+        nvml.session.on_death(lambda error: 1 / 0)  # logged, and nobody's end
+
+        @nvml.session.on_restart
+        def restarted(session):
+            sessions.append((session, session.pid))
+
+        first = nvml.session.pid
+        end_worker(nvml)
+        assert nvml.nvmlDeviceGetCount() == 1
+        assert [(type(death), death.signal) for death in deaths] == [(nvsandbox.WorkerDied, signal.SIGKILL)]
+        assert sessions == [(nvml.session, nvml.session.pid)]
+        assert nvml.session.pid != first
+
+
+def test_a_hang_is_told_of_once_with_many_callers():
+    deaths = []
+    with nvsandbox.nvml_isolated(simulate="t4,hang=nvmlDeviceGetTemperature", timeout=0.3) as nvml:
+        nvml.session.on_death(deaths.append)
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        found = []
+
+        def call():
+            start = time.monotonic()
+            try:
+                nvml.nvmlDeviceGetTemperature(device, 0)
+            except pynvml.NVMLError as error:
+                found.append((error, time.monotonic() - start))
+
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 8
+        assert {type(error) for error, _ in found} <= {nvsandbox.CallTimeout, nvsandbox.WorkerDied}
+        assert nvsandbox.CallTimeout in {type(error) for error, _ in found}
+        assert nvml.nvmlDeviceGetCount() == 1
+        assert len(deaths) == nvml.session.stats()["deaths"] == 1
+
+
+def test_deadline_in_place_of_the_timeout():
+    with nvsandbox.nvml_isolated(simulate="t4,hang=nvmlDeviceGetTemperature", timeout=None) as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        start = time.monotonic()
+        with nvml.session.deadline(60), nvml.session.deadline(0.3), nvml.session.deadline(30):
+            assert nvml.nvmlDeviceGetCount() == 1
+            with pytest.raises(nvsandbox.CallTimeout) as caught:
+                nvml.nvmlDeviceGetTemperature(device, 0)
+            assert caught.value.sent
+            assert 0.3 <= time.monotonic() - start < 5
+            with pytest.raises(nvsandbox.CallTimeout, match=r"nvmlDeviceGetCount_v2 was not made") as caught:
+                nvml.nvmlDeviceGetCount()
+            assert not caught.value.sent
+        assert nvml.nvmlDeviceGetCount() == 1  # outside: no limit
+        assert nvml.session.stats()["deaths"] == 1
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "soon", None, True])
+def test_wrong_deadline(seconds):
+    with (
+        nvsandbox.nvml_isolated(simulate="t4") as nvml,
+        pytest.raises(ValueError, match=r"expected a number of seconds"),
+        nvml.session.deadline(seconds),
+    ):
+        pass
+
+
+def test_deadlines_are_the_tasks_own():
+    with nvsandbox.nvml_isolated(simulate="t4") as nvml:
+
+        async def late():
+            with nvml.session.deadline(0):
+                await asyncio.sleep(0.05)
+                with pytest.raises(nvsandbox.CallTimeout):
+                    await asyncio.to_thread(nvml.nvmlDeviceGetCount)
+
+        async def free():
+            for _ in range(10):
+                assert await asyncio.to_thread(nvml.nvmlDeviceGetCount) == 1
+                await asyncio.sleep(0.01)
+
+        async def both():
+            await asyncio.gather(late(), free())
+
+        asyncio.run(both())
+
+
+def test_recycled_after_calls_with_callers_in_it():
+    with nvsandbox.nvml_isolated(simulate="h100x2", recycle_after=200) as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(1)
+        uuid = nvml.nvmlDeviceGetUUID(device)
+        pids, failures = set(), []
+
+        def call():
+            try:
+                for _ in range(500):
+                    assert nvml.nvmlDeviceGetUUID(device) == uuid
+                    pids.add(nvml.session.pid)
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        stats = nvml.session.stats()
+        assert stats["recycles"] >= 5
+        assert len(pids) > 5
+        assert stats["deaths"] == stats["restarts"] == 0
+
+
+def test_recycled_at_a_size():
+    with nvsandbox.nvml_isolated(simulate="t4,leak_kib=100", recycle_after="32MiB") as nvml:
+        for _ in range(2000):
+            nvml.nvmlDeviceGetCount()
+        assert nvml.session.stats()["recycles"] >= 3
+
+
+def test_not_recycled_under_event_sets():
+    with nvsandbox.nvml_isolated(simulate="h100", recycle_after=20) as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        events = nvml.nvmlEventSetCreate()
+        nvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventTypeXidCriticalError, events)
+        for _ in range(100):
+            nvml.nvmlDeviceGetCount()
+        assert nvml.session.stats()["recycles"] == 0
+        with pytest.raises(pynvml.NVMLError_Timeout):
+            nvml.nvmlEventSetWait(events, 10)
+        nvml.nvmlEventSetFree(events)
+        nvml.nvmlDeviceGetCount()
+        assert nvml.session.stats()["recycles"] == 1
