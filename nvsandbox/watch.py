@@ -174,9 +174,9 @@ def _refuse_where_nothing_arrives() -> None:
     os.close(owner)
     if number != _INITIAL_USER_NAMESPACE:
         raise SandboxError(
-            "the kernel announces no devices in this network namespace, since it belongs to a user namespace of its own "
-            "(rootless containers do, and pods with hostUsers: false): run this with the host's network, or without a "
-            "user namespace"
+            "the kernel announces no devices in this network namespace, since it belongs to a user namespace of its "
+            "own (those of rootless containers do, and of pods with hostUsers: false): run this with the host's "
+            "network, or without a user namespace"
         )
 
 
@@ -223,8 +223,9 @@ class watch:  # noqa: N801 - used as a function
     in a network namespace where the kernel announces no devices.
     """
 
+    _closed = True  # until it is open, for __del__
+
     def __init__(self, *, timeout: float | None = None) -> None:
-        self._closed = True  # until it is open, for __del__
         self._timeout = _seconds(timeout)
         self._lock = threading.RLock()  # a signal handler may close what it has interrupted
         self._readers = 0
@@ -300,7 +301,8 @@ class watch:  # noqa: N801 - used as a function
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not self._closed:
+            self.close()
 
     # ---- inside
 
