@@ -184,7 +184,7 @@ def _open_socket() -> socket.socket:
     try:
         from pyroute2.netlink.uevent import MONITOR_GROUP_KERNEL, AsyncUeventSocket
     except ImportError as error:
-        raise SandboxError(f"nvsandbox.watch needs pyroute2 0.9.1 or later: pip install pyroute2 ({error})") from error
+        raise SandboxError(f"nvsandbox.watch needs pyroute2 0.9.4 or later: pip install pyroute2 ({error})") from error
     _refuse_where_nothing_arrives()
     try:
         # UeventSocket is this with an event loop run by hand, which is refused where one is running already. A copy
