@@ -114,8 +114,8 @@ class WorkerDied(SandboxError, pynvml.NVMLError_Unknown):  # type: ignore[misc]
     """The worker process ended while it was needed. Also an ``NVMLError_Unknown``.
 
     ``signal`` is the number of the signal that ended it, or None; ``status`` its exit status, or None (both None:
-    somebody else reaped it); ``call`` the function that was running, or ""; ``sent`` whether the call may have reached
-    the worker, and may thus have been carried out.
+    somebody else reaped it), ``how`` says it in words; ``call`` the function that was running, or ""; ``sent``
+    whether the call may have reached the worker, and may thus have been carried out.
     """
 
     __module__ = "nvsandbox"
