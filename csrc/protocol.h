@@ -66,6 +66,7 @@ enum nvs_step {
     NVS_STEP_PARAMS,      /* the copy of /proc/driver/nvidia/params */
     NVS_STEP_CAPS,        /* capability sets, bounding set, securebits */
     NVS_STEP_NO_NEW_PRIVS,
+    NVS_STEP_LANDLOCK, /* what may be written to, and no other processes; where the kernel has it */
     NVS_STEP_SECCOMP,
     NVS_STEP_CHECK,   /* the worker's own proof of what it did */
     NVS_STEP_VERIFY,  /* caller: the parent's proof of the same */

@@ -24,6 +24,7 @@ nvs_step_name (enum nvs_step step)
     case NVS_STEP_PARAMS: return "driver parameters";
     case NVS_STEP_CAPS: return "capabilities";
     case NVS_STEP_NO_NEW_PRIVS: return "no_new_privs";
+    case NVS_STEP_LANDLOCK: return "Landlock";
     case NVS_STEP_SECCOMP: return "seccomp";
     case NVS_STEP_CHECK: return "self check";
     case NVS_STEP_VERIFY: return "verification";

@@ -65,6 +65,7 @@ _ISOLATION_STEPS = frozenset(
         "driver parameters",
         "capabilities",
         "no_new_privs",
+        "Landlock",
         "seccomp",
         "self check",
         "verification",

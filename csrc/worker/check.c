@@ -79,6 +79,24 @@ check_refused (int folder, mode_t type, unsigned int major_number, unsigned int 
     return 0;
 }
 
+/* Without effect either way: to write to one's own name is allowed by all but Landlock. */
+static int
+check_landlock (struct nvs_error *error)
+{
+    static const char path[] = "/proc/self/comm";
+    int fd = open (path, O_WRONLY | O_CLOEXEC);
+    int err = errno;
+
+    if (fd >= 0) {
+        (void)close (fd);
+        return nvs_fail (error, NVS_STEP_CHECK, 0, path, "Landlock is on and a file outside /dev could be opened");
+    }
+    /* Without /proc (GUARD only) this is ENOENT and proves nothing. */
+    if (err != EACCES && err != ENOENT)
+        return nvs_fail (error, NVS_STEP_CHECK, err, path, "opening a file outside /dev was not refused by Landlock");
+    return 0;
+}
+
 /* GUARD: the host's /dev is in reach, so nothing may be made there, folders and links included. */
 static int
 check_names_refused (struct nvs_error *error)
@@ -120,6 +138,8 @@ nvs_check (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs
            struct nvs_error *error)
 {
     if (check_dev (policy, mount_ns_before, report, error) != 0 || check_privileges (policy, report, error) != 0)
+        return -1;
+    if (policy->landlock && check_landlock (error) != 0)
         return -1;
     return check_mknod (policy, error);
 }

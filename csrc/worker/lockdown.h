@@ -22,6 +22,7 @@ struct nvs_policy {
     uint32_t majors[NVS_MAJORS_MAX];
     bool dxg;           /* WSL's misc device is registered */
     bool mknod;         /* NVML may create nodes: CAP_MKNOD is kept */
+    bool landlock;      /* the worker is in a Landlock domain */
     uint64_t keep_caps; /* all the capabilities that the worker has after the lockdown */
     const struct nvs_options *options;
 };

@@ -30,6 +30,7 @@
 #include "control.h"
 #include "devtree.h"
 #include "error.h"
+#include "landlock.h"
 #include "library.h"
 #include "lockdown.h"
 #include "namespace.h"
@@ -272,6 +273,12 @@ no_new_privs (struct worker *worker, struct nvs_error *error)
 }
 
 static int
+landlock (struct worker *worker, struct nvs_error *error)
+{
+    return nvs_landlock (&worker->policy, error);
+}
+
+static int
 seccomp (struct worker *worker, struct nvs_error *error)
 {
     return nvs_lockdown_seccomp (&worker->policy, error);
@@ -311,6 +318,8 @@ static const struct stage {
     /* After all that needs privileges, and before the filter, which needs none once no_new_privs is set. */
     { NVS_STEP_CAPS, &on_all, capabilities },
     { NVS_STEP_NO_NEW_PRIVS, &on_all, no_new_privs },
+    /* A second lock, where the kernel has it: paths and processes, which the filter does not see. */
+    { NVS_STEP_LANDLOCK, &on_all, landlock },
     { NVS_STEP_SECCOMP, &on_all, seccomp },
     /* Only a finished set-up can be proved, and nothing of NVIDIA's has run yet. */
     { NVS_STEP_CHECK, &on_all, check },

@@ -9,6 +9,7 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,6 +27,29 @@ static inline int
 nvs_sys_close_range (unsigned int first, unsigned int last)
 {
     return (int)syscall (SYS_close_range, first, last, 0u);
+}
+
+/* Linux 5.13, the same everywhere. */
+#define NVS_SYS_LANDLOCK_CREATE   444
+#define NVS_SYS_LANDLOCK_ADD_RULE 445
+#define NVS_SYS_LANDLOCK_RESTRICT 446
+
+static inline long
+nvs_sys_landlock_create (const void *attributes, size_t size, unsigned int flags)
+{
+    return syscall (NVS_SYS_LANDLOCK_CREATE, attributes, size, flags);
+}
+
+static inline int
+nvs_sys_landlock_add_rule (int ruleset, int type, const void *rule)
+{
+    return (int)syscall (NVS_SYS_LANDLOCK_ADD_RULE, ruleset, type, rule, 0u);
+}
+
+static inline int
+nvs_sys_landlock_restrict (int ruleset)
+{
+    return (int)syscall (NVS_SYS_LANDLOCK_RESTRICT, ruleset, 0u);
 }
 
 /* Capability sets as 64-bit masks; the kernel's interface splits them into two halves. */

@@ -29,8 +29,8 @@ START, ISOLATED, GO, READY, FAILED, OPEN, OPENED, REFUSED, STOP = range(1, 10)
 MOUNT, USER, GUARD = 1, 2, 3
 PRIVILEGED, SIMULATED, VERBOSE, DEVICES = 1, 2, 4, 8
 STEPS = ["none", "spawn", "hello", "descriptors", "user_ns", "id_map", "mount_ns", "propagation", "dev_root"]
-STEPS += ["dev_tmpfs", "dev_base", "dev_nvidia", "params", "caps", "no_new_privs", "seccomp", "check", "verify"]
-STEPS += ["library", "init", "channel"]
+STEPS += ["dev_tmpfs", "dev_base", "dev_nvidia", "params", "caps", "no_new_privs", "landlock", "seccomp", "check"]
+STEPS += ["verify", "library", "init", "channel"]
 
 START_LAYOUT = "=III32sIIIII256I"
 REPORT_LAYOUT = f"@III32sIiQQQQIIIi{len(STEPS)}Q256s"
@@ -193,6 +193,11 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         os.close(self.output)
+
+
+def landlock_version() -> int:
+    """0 or less: the kernel has none."""
+    return int(_libc.syscall(444, None, ctypes.c_size_t(0), 1))
 
 
 class _Compare(ctypes.Structure):
