@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import select
 import signal
@@ -106,7 +107,12 @@ class _Lane:
         self._pid = os.getpid()
         # All memory first: what fails from here on is undone.
         self._capacity: int = lib.NVS_LANE_FRAME
-        self._reply = bytearray(self._capacity)
+        # Pages of its own, of which only those that replies have reached cost memory. A bytearray's may come from the
+        # heap, and are then cleared all at once, a megabyte for each thread.
+        try:
+            self._reply = mmap.mmap(-1, self._capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"no room for replies of up to {self._capacity} bytes") from error
         self._reply_c = ffi.from_buffer(self._reply)
         self._length = ffi.new("uint32_t *")
         error = ffi.new("struct nvs_error *")
@@ -220,13 +226,33 @@ class _Holder:
 
     def close(self) -> None:
         worker = self._worker()
-        if worker is not None:
+        # In a forked child the locals of all other threads end at once, and one of them may hold the worker's lock.
+        if worker is not None and worker.owner == os.getpid():
             worker.forget(self.channel)
         self.channel.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+
+_all: weakref.WeakSet[Worker] = weakref.WeakSet()
+"""The workers of this process, from before they are started until they are forgotten."""
+
+_fork_lock = threading.RLock()
+"""Held while a forked child would inherit what nobody there knows of: the worker's end of a new control connection (so
+that its death would go unseen here), or ours (so that it would outlive us)."""
+
+_given_up: list[Worker] = []  # kept, so that they are reaped when they end after all
+_given_up_lock = threading.Lock()
+
+
+def given_up(options: Options) -> int:
+    """How many workers with these options there are now that even SIGKILL has not ended, whatever session was
+    theirs."""
+    with _given_up_lock:
+        _given_up[:] = [worker for worker in _given_up if not worker.wait_ended(0)]
+        return sum(worker.options == options for worker in _given_up)
 
 
 class Worker:
@@ -264,6 +290,7 @@ class Worker:
         self.abandoned = False
         """Whether even SIGKILL has not ended it."""
         self._stopping = False
+        self._finished = threading.Event()  # its end is over, whether it has ended or not
         self._next_id = 0
         self._minors = self._device_minors()
         self._simulation = self._simulated()
@@ -276,15 +303,18 @@ class Worker:
                 "devices= hides nodes, for which the sandbox needs a /dev of its own; with isolation 'guard' NVML sees "
                 "the host's: leave devices= out, or make isolation 'mount' or 'user' possible",
             )
-        ours, theirs = _socketpair(socket.SOCK_SEQPACKET, "spawn")
-        self._control = ours
-        try:
-            with theirs:
-                self.pid = self._spawn(theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-        self._pidfd = self._open_pidfd()
+        self._pidfd: int | None = None
+        with _fork_lock:
+            ours, theirs = _socketpair(socket.SOCK_SEQPACKET, "spawn")
+            self._control = ours
+            try:
+                with theirs:
+                    self.pid = self._spawn(theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+            self._pidfd = self._open_pidfd()
+            _all.add(self)
         try:
             self._start()
         except BaseException as error:
@@ -483,7 +513,11 @@ class Worker:
                 message = self._control.recv(lib.NVS_MESSAGE_MAX)
                 break
             except TimeoutError:
-                continue
+                if not self._reap():
+                    continue
+                # Something that this process has forked, and that we were not told of, holds the other end.
+                message = self._last_words()
+                break
             except ConnectionResetError:
                 message = b""
                 break
@@ -515,6 +549,11 @@ class Worker:
                 "hello", errno.EPROTO, str(PROGRAM), f"message {head.type} where {expected} was expected"
             )
         return body
+
+    def _last_words(self) -> bytes:
+        with contextlib.suppress(OSError):
+            return self._control.recv(lib.NVS_MESSAGE_MAX, socket.MSG_DONTWAIT)
+        return b""
 
     def _failed(self, body: Any) -> SandboxStartError:
         if body.error.step != lib.NVS_STEP_LIBRARY:
@@ -781,7 +820,7 @@ class Worker:
         if first:
             self._end(grace)
         else:
-            self.wait_ended(_STOP_LIMIT + _TERM_LIMIT + _KILL_LIMIT)
+            self._finished.wait(_STOP_LIMIT + _TERM_LIMIT + 2 * _KILL_LIMIT)
 
     def _end(self, grace: bool = True) -> None:
         with self._state_lock:
@@ -801,6 +840,8 @@ class Worker:
         )
         if not ended:
             self.abandoned = True
+            with _given_up_lock:
+                _given_up.append(self)
             _log.error("the NVML worker %d cannot be ended (a driver call does not return); it is given up", self.pid)
         # Not under the hands of a thread that is opening a channel. It lets go soon: the worker's end is closed.
         locked = self._control_lock.acquire(timeout=_KILL_LIMIT)
@@ -816,6 +857,7 @@ class Worker:
                 with contextlib.suppress(Exception):
                     channel.close()
                 channel.busy.release()
+        self._finished.set()
 
     def abandon(self) -> None:
         """In a forked child: closes what it inherited. The worker is the parent's, and is left alone."""
@@ -837,3 +879,20 @@ class Worker:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, number)
         return True
+
+
+def _after_fork_in_child() -> None:
+    global _given_up_lock
+    _fork_lock.release()
+    _given_up_lock = threading.Lock()
+    _given_up.clear()
+    for worker in list(_all):
+        worker.abandon()
+    _all.clear()
+
+
+os.register_at_fork(
+    before=lambda: _fork_lock.acquire(),
+    after_in_parent=lambda: _fork_lock.release(),
+    after_in_child=_after_fork_in_child,
+)
