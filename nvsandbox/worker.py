@@ -229,7 +229,10 @@ class _Holder:
         # In a forked child the locals of all other threads end at once, and one of them may hold the worker's lock.
         if worker is not None and worker.owner == os.getpid():
             worker.forget(self.channel)
-        self.channel.close()
+        # Not under a thread that is in it: at the interpreter's exit the locals of daemon threads end before they do.
+        if self.channel.busy.acquire(blocking=False):
+            self.channel.close()
+            self.channel.busy.release()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -602,8 +605,9 @@ class Worker:
 
     def forget(self, channel: _Lane | _Pipe) -> None:
         """Takes a channel off the list of those to close at the end."""
-        with self._state_lock:
-            self._open.discard(channel)
+        # Without the lock, for this is called at the interpreter's exit too, when a daemon thread may have ended with
+        # it. One step for Python; and if the end has the channel on its list by now, it is closed twice, once to effect.
+        self._open.discard(channel)
 
     def _on_channel(
         self, kind: str, held: tuple[_Lane | _Pipe, bool], frame: bytearray, wait: Callable[[], None]
@@ -851,7 +855,7 @@ class Worker:
             os.close(pidfd)
         if locked:
             self._control_lock.release()
-        for channel in channels:
+        for channel in list(channels):  # forget() may still take some off
             # A busy one is closed by the thread that is in it, which sees that we are stopping.
             if channel.busy.acquire(blocking=False):
                 with contextlib.suppress(Exception):
