@@ -43,6 +43,7 @@ START_LIMIT = 60.0
 """Seconds that a start may take. With eight GPUs and no persistence mode NVML's initialisation takes over ten."""
 
 _SLICE_NS = 20_000_000  # how long a wait goes before it looks whether the worker still lives
+_DRAIN_LIMIT = 2.0  # for calls that are under way when the sandbox is closed, as in csrc/worker/main.c
 _STOP_LIMIT = 3.0  # from STOP to SIGTERM
 _TERM_LIMIT = 3.0  # from SIGTERM to SIGKILL
 _KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up
@@ -111,8 +112,8 @@ class _Lane:
         # heap, and are then cleared all at once, a megabyte for each thread.
         try:
             self._reply = mmap.mmap(-1, self._capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise MemoryError(f"no room for replies of up to {self._capacity} bytes") from error
+        except OSError as short:
+            raise MemoryError(f"no room for replies of up to {self._capacity} bytes") from short
         self._reply_c = ffi.from_buffer(self._reply)
         self._length = ffi.new("uint32_t *")
         error = ffi.new("struct nvs_error *")
@@ -139,8 +140,15 @@ class _Lane:
             self._lane, ffi.from_buffer(frame), len(frame), _SLICE_NS, self._reply_c, self._capacity, self._length
         )
         while status == lib.NVS_WAIT_PENDING:
-            wait()
-            status = lib.nvs_lane_wait(self._lane, _SLICE_NS, self._reply_c, self._capacity, self._length)
+            slice_ns = _SLICE_NS
+            gone: SandboxError | None = None
+            try:
+                wait()
+            except (WorkerDied, SandboxClosed) as error:
+                slice_ns, gone = 0, error  # it may have answered and then ended since the last look
+            status = lib.nvs_lane_wait(self._lane, slice_ns, self._reply_c, self._capacity, self._length)
+            if gone is not None and status == lib.NVS_WAIT_PENDING:
+                raise gone
         if status != lib.NVS_WAIT_DONE:
             raise marshal.BrokenReply("a reply that is larger than its lane")
         return memoryview(self._reply)[: self._length[0]]
@@ -293,6 +301,7 @@ class Worker:
         self.abandoned = False
         """Whether even SIGKILL has not ended it."""
         self._stopping = False
+        self._drain_until = 0.0  # until then calls that are under way may go on, although it is stopping
         self._finished = threading.Event()  # its end is over, whether it has ended or not
         self._next_id = 0
         self._minors = self._device_minors()
@@ -745,7 +754,7 @@ class Worker:
         return not self._stopping and not self._reap()
 
     def _check_alive(self, name: str) -> None:
-        if self._stopping or self._reap():
+        if self._reap() or (self._stopping and time.monotonic() >= self._drain_until):
             raise self.death(name)
 
     def death(self, name: str) -> WorkerDied | SandboxClosed:
@@ -817,9 +826,14 @@ class Worker:
         return pages * os.sysconf("SC_PAGE_SIZE") >= after.memory_bytes
 
     def stop(self, grace: bool = True) -> None:
-        """Ends the worker: asked to, then SIGTERM, then SIGKILL. Idempotent; bounded in time."""
+        """Ends the worker: asked to, then SIGTERM, then SIGKILL. Idempotent; bounded in time.
+
+        With `grace` calls that are under way have a moment to come back with their results; new ones are refused.
+        """
         with self._state_lock:
             first = not self._stopping
+            if first and grace:
+                self._drain_until = time.monotonic() + _DRAIN_LIMIT
             self._stopping = True
         if first:
             self._end(grace)
