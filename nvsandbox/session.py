@@ -592,8 +592,9 @@ def _release(session: NVMLSession) -> None:
     with _registry_lock:
         session._users -= 1
         last = session._users <= 0
-        if last:
-            _starting.pop(session.options, None)
+        # Here and not in close(): a block that is entered now must not get a session that is about to be closed.
+        if last and _registry.get(session.options) is session:
+            del _registry[session.options]
     if last:
         session.close()
 
@@ -657,6 +658,7 @@ class nvml_isolated:  # noqa: N801 - used as a function
 
 
 _installed: dict[Options, Any] = {}
+_install_lock = threading.RLock()  # held during a start, as the registry's must not be: who starts needs that
 
 
 def install(**options: Any) -> Any:
@@ -665,7 +667,7 @@ def install(**options: Any) -> Any:
     A second call with equal options returns the same. Raises what making and entering :class:`nvml_isolated` raises.
     """
     block = nvml_isolated(**options)
-    with _registry_lock:
+    with _install_lock:
         if block._options not in _installed:
             _installed[block._options] = block.__enter__()
         return _installed[block._options]
@@ -683,8 +685,9 @@ def _close_all() -> None:
 
 def _after_fork_in_child() -> None:
     # Locks may be held by threads that do not exist here.
-    global _registry_lock
+    global _registry_lock, _install_lock
     _registry_lock = threading.RLock()
+    _install_lock = threading.RLock()
     _starting.clear()
     for session in list(_sessions):
         session._lock = threading.RLock()

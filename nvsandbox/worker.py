@@ -615,7 +615,7 @@ class Worker:
     def forget(self, channel: _Lane | _Pipe) -> None:
         """Takes a channel off the list of those to close at the end."""
         # Without the lock, for this is called at the interpreter's exit too, when a daemon thread may have ended with
-        # it. One step for Python; and if the end has the channel on its list by now, it is closed twice, once to effect.
+        # it. One step for Python; if the end has the channel on its list by now, it is closed twice, which is harmless.
         self._open.discard(channel)
 
     def _on_channel(
