@@ -142,6 +142,8 @@ class NVMLSession:
         self._lock = threading.RLock()
         self._closed = False
         self._users = 0
+        # Not the lock above, which is held during a start: calls that are under way meanwhile are counted too.
+        self._counts_lock = threading.RLock()
         self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0, "recycles": 0}
         self._restarts = Restarts(_restarts_allowed(options.restart))
         self._death_hooks: list[Callable[[WorkerDied], object]] = []
@@ -203,7 +205,7 @@ class NVMLSession:
         ``timeouts``, ``deaths`` (of workers, that they hung included), ``restarts``, ``recycles``; and ``abandoned``:
         how many worker processes there are now that even SIGKILL has not ended, with those of earlier sessions with
         equal options."""
-        with self._lock:
+        with self._counts_lock:
             return {**self._counts, "abandoned": given_up(self.options)}
 
     @contextlib.contextmanager
@@ -248,8 +250,8 @@ class NVMLSession:
         with _registry_lock:
             if _registry.get(self.options) is self:
                 del _registry[self.options]
+        self._closed = True  # before the lock, which may be held during a start: that ends then
         with self._lock:
-            self._closed = True
             worker, self._worker = self._worker, None
         if worker is not None and worker.alive:
             worker.closing = True
@@ -271,7 +273,7 @@ class NVMLSession:
         attempts: list[tuple[str, str]] = []
         for step in ladder.steps(options.isolation):
             try:
-                worker = Worker(options, step)
+                worker = Worker(options, step, self._go_on)
             except LibraryNotFound:
                 raise
             except SandboxStartError as error:
@@ -305,20 +307,22 @@ class NVMLSession:
         Raises WorkerDied where there may be no new one (yet), and what starting one raises.
         """
         worker = self._worker
-        if worker is not None and worker.alive and worker.owner == os.getpid():
-            return worker
+        if worker is not None and worker.owner == os.getpid():
+            if worker.alive:
+                return worker
+            # Without the lock: what a hook of the caller's waits for may wait for us.
+            self._note_death(worker)
         with self._lock:
             if self._closed:
-                raise SandboxClosed("this sandbox is closed; open a new one with nvml_isolated()")
+                raise self._is_closed()
             worker = self._worker
             if worker is not None and worker.owner == os.getpid():
                 if worker.alive:
                     return worker
-                self._note_death(worker)
                 self._allow_restart(worker)
                 self._retire(worker)
                 self._restarts.started()
-                self._counts["restarts"] += 1
+                self._count("restarts")
                 self._worker = self._start()
                 restarted = True
             else:
@@ -330,6 +334,15 @@ class NVMLSession:
             _log.warning("a new NVML worker, %d, has taken the place of the old one", worker.pid)
             self._run_hooks(self._restart_hooks, self)
         return worker
+
+    @staticmethod
+    def _is_closed() -> SandboxClosed:
+        return SandboxClosed("this sandbox is closed; open a new one with nvml_isolated()")
+
+    def _go_on(self) -> None:
+        """Ends a start that nobody waits for any more."""
+        if self._closed:
+            raise self._is_closed()
 
     def _allow_restart(self, worker: Worker) -> None:
         """Raises if there is to be no new worker after this one, or not yet."""
@@ -362,11 +375,11 @@ class NVMLSession:
 
     def _note_death(self, worker: Worker) -> None:
         """Counts and tells of the end of a worker that was needed, once."""
-        with self._lock:
+        with self._counts_lock:
             if worker.noted or worker.closing or worker.recycled:
                 return
             worker.noted = True
-            self._counts["deaths"] += 1
+            self._count("deaths")
             self._restarts.died(worker.answered)
         death = worker.death("")
         if isinstance(death, WorkerDied):
@@ -401,7 +414,7 @@ class NVMLSession:
                 worker.calls = 0
                 return
             self._worker = fresh
-            self._counts["recycles"] += 1
+            self._count("recycles")
             self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
             self._ending.append(worker)
         _log.info("the NVML worker %d takes the place of %d, which is recycled", fresh.pid, worker.pid)
@@ -558,7 +571,7 @@ class NVMLSession:
             return self._hint_text
 
     def _count(self, *names: str | None) -> None:
-        with self._lock:
+        with self._counts_lock:
             for name in names:
                 if name is not None:
                     self._counts[name] += 1
@@ -691,6 +704,7 @@ def _after_fork_in_child() -> None:
     _starting.clear()
     for session in list(_sessions):
         session._lock = threading.RLock()
+        session._counts_lock = threading.RLock()
         session._recipes.after_fork()
         session._ending = []
 

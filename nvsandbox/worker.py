@@ -272,9 +272,10 @@ class Worker:
     Raises, from the constructor: SandboxStartError, LibraryNotFound.
     """
 
-    def __init__(self, options: Options, isolation: str) -> None:
+    def __init__(self, options: Options, isolation: str, go_on: Callable[[], None] = lambda: None) -> None:
         self.options = options
         self.isolation = isolation
+        self._go_on = go_on  # called now and then during the start; what it raises ends that
         self.owner = os.getpid()
         self.init_result = 0
         self.library = ""
@@ -520,12 +521,13 @@ class Worker:
                     "",
                     f"the worker was still {doing} after {START_LIMIT:g} s, the limit of a start",
                 )
-            self._control.settimeout(min(left, 1.0))
+            self._control.settimeout(min(left, 0.1))
             try:
                 message = self._control.recv(lib.NVS_MESSAGE_MAX)
                 break
             except TimeoutError:
                 if not self._reap():
+                    self._go_on()
                     continue
                 # Something that this process has forked, and that we were not told of, holds the other end.
                 message = self._last_words()
