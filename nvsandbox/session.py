@@ -653,16 +653,37 @@ class nvml_isolated:  # noqa: N801 - used as a function
         except BaseException:
             _release(session)
             raise
-        self._open.append((session, library, route))
+        block = session, library, route
+        self._open.append(block)
+        _entered.set((*(one for one in _entered.get() if one[1] in one[0]._open), (self, block)))
         return nvml
 
     def __exit__(self, *exc: object) -> None:
-        session, library, route = self._open.pop()
+        session, library, route = self._leave()
         try:
-            route.close()
-            library._close()
+            try:
+                route.close()
+            finally:
+                library._close()
         finally:
             _release(session)
+
+    def _leave(self) -> tuple[NVMLSession, Library, Route]:
+        """The block that is left: the last that was entered here, or if it was entered elsewhere, the last of all."""
+        for one in reversed(_entered.get()):
+            owner, block = one
+            if owner is self and block in self._open:
+                self._open.remove(block)
+                _entered.set(tuple(other for other in _entered.get() if other is not one))
+                return block
+        return self._open.pop()
+
+
+# The blocks that this thread or task has entered: one object may be used by many at a time. One variable for all
+# objects, for a context never forgets a variable.
+_entered: contextvars.ContextVar[tuple[tuple[nvml_isolated, tuple[NVMLSession, Library, Route]], ...]] = (
+    contextvars.ContextVar("nvsandbox_entered", default=())
+)
 
 
 _installed: dict[Options, Any] = {}
