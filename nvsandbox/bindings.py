@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import pynvml
 
+from nvsandbox import _fast, plans
 from nvsandbox.errors import SandboxClosed, nvml_error
 
 _NVML_ERROR_UNINITIALIZED = 1
@@ -30,6 +31,8 @@ class Caller(Protocol):
     def has_function(self, name: str) -> bool: ...
     def call(self, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any: ...
     def hint(self) -> str: ...
+    @property
+    def link(self) -> _fast.Link | None: ...
 
 
 class Function:
@@ -89,17 +92,20 @@ class Library:
         self._inits_lock = threading.Lock()
         self._closed = False
 
-    def __getattr__(self, name: str) -> Function:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("nvml"):
             self._check_open(name)
             if self._session.has_function(name):
-                function = self.__dict__[name] = Function(self, name)
+                function: Any = Function(self, name)
+                link = self._session.link
+                if link is not None and plans.eligible(name):
+                    function = _fast.Function(name, function, link)
+                self.__dict__[name] = function
                 return function
         raise AttributeError(f"the NVML library has no symbol {name!r}")
 
-    def __getitem__(self, name: str) -> Function:
-        function: Function = getattr(self, name)
-        return function
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
     def _check_open(self, name: str) -> None:
         if self._closed:
@@ -130,6 +136,9 @@ class Library:
             if self._closed:
                 return
             self._closed = True
+        for function in list(self.__dict__.values()):
+            if isinstance(function, _fast.Function):
+                function.forget()
         for _ in range(left):
             try:
                 self._session.call("nvmlShutdown", (), False)

@@ -91,18 +91,13 @@ def _environment(simulated: str | None) -> list[bytes]:
     return kept
 
 
-class _Closed(Exception):
-    """This channel was closed by the end of its worker, before anything was sent on it."""
-
-
 class _Lane:
     """A thread's shared memory channel.
 
-    `busy` is held during an exchange, so that nobody unmaps the memory under it.
+    Whoever holds it (:meth:`enter`) uses it, so that nobody unmaps the memory under an exchange.
     """
 
     def __init__(self, worker: Worker) -> None:
-        self.busy = threading.Lock()
         self._pid = os.getpid()
         # All memory first: what fails from here on is undone.
         self._capacity: int = lib.NVS_LANE_FRAME
@@ -127,8 +122,6 @@ class _Lane:
         and may raise."""
         if len(frame) > self._capacity:
             return None
-        if self._lane is None:
-            raise _Closed
         status = lib.nvs_lane_call(
             self._lane, ffi.from_buffer(frame), len(frame), _SLICE_NS, self._reply_c, self._capacity, self._length
         )
@@ -139,17 +132,45 @@ class _Lane:
             raise marshal.BrokenReply("a reply that is larger than its lane")
         return memoryview(self._reply)[: self._length[0]]
 
+    def enter(self) -> bool:
+        """Whether this lane is the caller's until :meth:`leave`. Not if it is in use, or closed."""
+        return bool(lib.nvs_lane_enter(self._lane))
+
+    def leave(self) -> None:
+        """Ends what :meth:`enter` began."""
+        if not self._closed:
+            lib.nvs_lane_leave(self._lane)
+
+    @property
+    def taken(self) -> bool:
+        """Whether the worker has begun with what was sent last. For whoever has entered."""
+        return self._closed or bool(lib.nvs_lane_taken(self._lane))
+
+    @property
+    def address(self) -> int:
+        """Of the C side's struct, for the short way."""
+        return int(ffi.cast("uintptr_t", self._lane))
+
     def close(self) -> None:
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lib.nvs_lane_free(lane, os.getpid() != self._pid)
+        """For whoever has entered the lane, or knows that nobody has."""
+        if not self._closed:
+            self._closed = True
+            if self._link is not None:
+                self._link.invalidate()  # first: threads remember where the lane is
+            lib.nvs_lane_close(self._lane, os.getpid() != self._pid)
+
+    def __del__(self) -> None:
+        # Not before: another thread may stand in enter(), with a reference to this.
+        if self._lane is not None:
+            self.close()
+            lib.nvs_lane_free(self._lane, os.getpid() != self._pid)
 
 
 class _Pipe:
     """A thread's socket channel: any size, and some tens of microseconds slower."""
 
     def __init__(self, worker: Worker) -> None:
-        self.busy = threading.Lock()
+        self._busy = threading.Lock()
         self._worker = weakref.proxy(worker)
         ours, theirs = _socketpair(socket.SOCK_STREAM, "channel")
         self._socket = ours
@@ -624,8 +645,6 @@ class Worker:
         except CallTimeout:
             self.condemn(f"{name} did not return in time")
             raise
-        except _Closed:
-            raise self._unsent(name) from None
         except marshal.BrokenReply as error:
             if not self._reap():
                 self.condemn(f"it broke the protocol: {error}")
