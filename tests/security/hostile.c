@@ -160,8 +160,8 @@ root_change (void)
     return failed (chroot (folder));
 }
 
-static const int spaces[] = { CLONE_NEWNS,   CLONE_NEWUSER, CLONE_NEWPID,    CLONE_NEWNET,
-                              CLONE_NEWIPC,  CLONE_NEWUTS,  CLONE_NEWCGROUP, 0x80 /* time */ };
+static const int spaces[] = { CLONE_NEWNS,  CLONE_NEWUSER, CLONE_NEWPID,    CLONE_NEWNET,
+                              CLONE_NEWIPC, CLONE_NEWUTS,  CLONE_NEWCGROUP, 0x80 /* time */ };
 #define SPACES (sizeof spaces / sizeof *spaces)
 
 static int
@@ -250,8 +250,8 @@ foreign_nodes (const char *base)
     static const struct {
         mode_t type;
         unsigned int major_number, minor_number;
-    } nodes[] = { { S_IFBLK, 8, 0 }, { S_IFCHR, 1, 1 },  { S_IFCHR, 10, 232 }, { S_IFBLK, 195, 0 },
-                  { S_IFCHR, 5, 1 }, { S_IFBLK, 259, 0 } };
+    } nodes[] = { { S_IFBLK, 8, 0 },   { S_IFCHR, 1, 1 }, { S_IFCHR, 10, 232 },
+                  { S_IFBLK, 195, 0 }, { S_IFCHR, 5, 1 }, { S_IFBLK, 259, 0 } };
     int err = 0;
 
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++)
@@ -1009,7 +1009,8 @@ start_by_descriptor (void)
 {
     int fd = open ("/bin/true", O_RDONLY | O_CLOEXEC);
 
-    return failed (syscall (SYS_execveat, fd, "", (char *[]){ (char *)"true", NULL }, (char *[]){ NULL }, AT_EMPTY_PATH));
+    return failed (
+        syscall (SYS_execveat, fd, "", (char *[]){ (char *)"true", NULL }, (char *[]){ NULL }, AT_EMPTY_PATH));
 }
 
 static int

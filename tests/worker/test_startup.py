@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host import require
 
 from . import harness as h
 from .harness import DEVICES, GUARD, MOUNT, SIMULATED, USER, VERBOSE, Lab
@@ -475,8 +474,8 @@ REFUSALS = {
 def test_refused_step(lab: RunInLab, name: str) -> None:
     """A step that is refused, or that something answers without doing it, is the last one. Nothing reaches the host."""
     isolation, call, err, args, expected, words = REFUSALS[name]
-    if name.startswith("Landlock"):
-        require(h.landlock_version() > 0, "needs Landlock in the kernel")
+    if name.startswith("Landlock") and h.landlock_version() < 1:
+        pytest.skip("this kernel has no Landlock")
 
     def body(lab: Lab) -> Any:
         h.mount(None, "/", flags=h.MS_REC | h.MS_SHARED)
