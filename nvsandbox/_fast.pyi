@@ -4,9 +4,7 @@ from typing import Any
 
 version: str
 
-def calibrate(
-    instances: list[tuple[object, int, int]], references: list[tuple[object, int, object, int]], /
-) -> bool: ...
+def calibrate(instances: list[tuple[Any, int, int]], references: list[tuple[Any, int, Any, int]], /) -> bool: ...
 
 class Link:
     serial: int
@@ -22,7 +20,7 @@ class Link:
         unknown: Callable[[], object],
         /,
     ) -> None: ...
-    def attach(self, address: int, /) -> None: ...
+    def attach(self, address: int, owner: object, /) -> None: ...
     def invalidate(self) -> None: ...
 
 class Function:

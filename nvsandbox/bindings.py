@@ -31,8 +31,6 @@ class Caller(Protocol):
     def has_function(self, name: str) -> bool: ...
     def call(self, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any: ...
     def hint(self) -> str: ...
-    @property
-    def link(self) -> _fast.Link | None: ...
 
 
 class Function:
@@ -86,8 +84,9 @@ class Library:
     here: a shutdown that is one too many is NVML_ERROR_UNINITIALIZED and takes nothing from anybody else.
     """
 
-    def __init__(self, session: Caller) -> None:
+    def __init__(self, session: Caller, link: _fast.Link | None = None) -> None:
         self._session = session
+        self._link = link
         self._inits = 0
         self._inits_lock = threading.Lock()
         self._closed = False
@@ -97,9 +96,8 @@ class Library:
             self._check_open(name)
             if self._session.has_function(name):
                 function: Any = Function(self, name)
-                link = self._session.link
-                if link is not None and plans.eligible(name):
-                    function = _fast.Function(name, function, link)
+                if self._link is not None and plans.eligible(name):
+                    function = _fast.Function(name, function, self._link)
                 self.__dict__[name] = function
                 return function
         raise AttributeError(f"the NVML library has no symbol {name!r}")

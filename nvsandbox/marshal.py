@@ -453,11 +453,6 @@ class Call:
             raise ValueError(f"{self.name}: arguments with more than {lib.NVS_RELOCS_MAX} groups of pointers")
 
     @property
-    def plain_memory(self) -> bool:
-        """Whether nothing but handles in its memory needs translation, and all of it is copied back."""
-        return all(kind == _RELOC_HANDLE for kind, *_ in self._relocs) and all(item.address for item in self._segments)
-
-    @property
     def arguments(self) -> list[tuple[int, int, int]]:
         """For each argument: kind (NVS_ARG_…), kind of handle, value."""
         return self._args

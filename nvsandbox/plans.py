@@ -46,7 +46,7 @@ def calibrate() -> bool:
         (_Probe * 3)()[1],
     ]
     instances = [(item, ctypes.addressof(item), type(item).__basicsize__) for item in objects]
-    references = []
+    references: list[tuple[Any, int, Any, int]] = []
     for item in objects[3:7]:
         for offset in (0, 8, 32):
             reference = ctypes.byref(item, offset)
@@ -59,37 +59,51 @@ available = calibrate()
 
 def teach(function: _fast.Function, serial: int, index: int, arguments: tuple[Any, ...]) -> None:
     """Has `function` go the short way for calls like this one to the worker `serial`, where its number is `index`."""
-    call = marshal.Call(function.__name__, arguments)
-    if not call.plain_memory:
+    described = [_describe(argument) for argument in arguments]
+    kinds = [entry for entry in described if entry is not None]
+    if len(kinds) != len(arguments):
         return
-    spec: list[tuple[int, type, type | None, int, int, bool]] = []
-    for argument, (kind, _, value) in zip(arguments, call.arguments, strict=True):
-        described = _describe(argument, kind == lib.NVS_ARG_DATA, value)
-        if described is None:
-            return
-        spec.append(described)
+    # Only now: the marshaller reads what pointers point to, and the call has filled the structures that hold them.
+    call = marshal.Call(function.__name__, arguments)
     # One memory behind two arguments is one segment.
-    if sum(entry[0] in (_BYREF, _MEMORY) for entry in spec) != call.segments:
+    if sum(kind in (_BYREF, _MEMORY) for kind, *_ in kinds) != call.segments:
         return
     frame = call.frame(index)
     if len(frame) > lib.NVS_LANE_FRAME:
         return
-    function.learn(serial, bytes(frame[: len(frame) - call.data_len]), call.data_len, tuple(spec))
+    function.learn(
+        serial,
+        bytes(frame[: len(frame) - call.data_len]),
+        call.data_len,
+        tuple(
+            (kind, type_, target, size, offset if kind in (_BYREF, _MEMORY) else 0, signed)
+            for (kind, type_, target, size, signed), (_, _, offset) in zip(kinds, call.arguments, strict=True)
+        ),
+    )
 
 
-def _describe(argument: Any, in_data: bool, offset: int) -> tuple[int, type, type | None, int, int, bool] | None:
+def _plain(ctype: Any) -> bool:
+    """Whether nothing but handles in a type's memory needs translation."""
+    layout = marshal.layout_of(ctype)
+    return not layout.pointers and not layout.strings
+
+
+def _describe(argument: Any) -> tuple[int, type, type | None, int, bool] | None:
+    """Kind, type, type of what it refers to, size, whether it is signed; None if it has to go by the marshaller."""
     kind = type(argument)
     if argument is None:
-        return _NONE, kind, None, 0, 0, False
+        return _NONE, kind, None, 0, False
     if kind is int:
-        return _INT, kind, None, 0, 0, False
+        return _INT, kind, None, 0, False
     if kind is marshal.ByrefType:
         target = argument._obj
-        return _BYREF, kind, type(target), ctypes.sizeof(target), offset, False
-    if isinstance(argument, ctypes.Array) and in_data:
-        return _MEMORY, kind, None, ctypes.sizeof(argument), offset, False
+        if not _plain(type(target)):
+            return None
+        return _BYREF, kind, type(target), ctypes.sizeof(target), False
+    if isinstance(argument, ctypes.Array):
+        return (_MEMORY, kind, None, ctypes.sizeof(argument), False) if _plain(kind) else None
     if isinstance(argument, marshal.PointerType) and marshal.is_opaque(kind):
-        return _HANDLE, kind, None, 8, 0, False
+        return _HANDLE, kind, None, 8, False
     if kind.__base__ is marshal.SimpleType and argument._type_ in "bBhHiIlLqQ":
-        return _SCALAR, kind, None, ctypes.sizeof(argument), 0, argument._type_ in "bhilq"
+        return _SCALAR, kind, None, ctypes.sizeof(argument), argument._type_ in "bhilq"
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import select
@@ -21,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nvsandbox import _fast, marshal, roots, simulate
 from nvsandbox import isolation as ladder
-from nvsandbox import marshal, roots, simulate
 from nvsandbox._core import ffi, lib
 from nvsandbox.errors import (
     CallTimeout,
@@ -48,7 +49,10 @@ _KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up
 
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # passes, and a socket needs as much
 
-_MEMORY_LOOK = 64  # calls from one look at the worker's memory to the next
+LOOK_EVERY = 64
+"""Calls from one look at the worker's memory to the next."""
+
+_serials = itertools.count(1)
 
 _TOO_LARGE = int(lib.NVS_STATUS_TOO_LARGE).to_bytes(4, sys.byteorder)
 
@@ -99,6 +103,9 @@ class _Lane:
 
     def __init__(self, worker: Worker) -> None:
         self._pid = os.getpid()
+        self._lane: Any = None
+        self._closed = False
+        self._link = worker.link
         # All memory first: what fails from here on is undone.
         self._capacity: int = lib.NVS_LANE_FRAME
         self._reply = bytearray(self._capacity)
@@ -110,6 +117,7 @@ class _Lane:
         if not lane:
             raise _own(_error(error))
         self._lane = lane
+        self.enter()
         try:
             worker.open_channel(lib.NVS_CHANNEL_LANE, fd[0], lib.NVS_LANE_SIZE)
         except BaseException:
@@ -171,6 +179,7 @@ class _Pipe:
 
     def __init__(self, worker: Worker) -> None:
         self._busy = threading.Lock()
+        self.enter()
         self._worker = weakref.proxy(worker)
         ours, theirs = _socketpair(socket.SOCK_STREAM, "channel")
         self._socket = ours
@@ -181,6 +190,16 @@ class _Pipe:
                 ours.close()
                 raise
         ours.settimeout(_SLICE_NS / 1e9)
+
+    taken = True  # nobody knows
+
+    def enter(self) -> bool:
+        """Whether this channel is the caller's until :meth:`leave`. Not if it is in use."""
+        return self._busy.acquire(blocking=False)
+
+    def leave(self) -> None:
+        """Ends what :meth:`enter` began."""
+        self._busy.release()
 
     def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview:
         # One sendall() would lose count of what was sent when it times out, so piece by piece.
@@ -243,7 +262,9 @@ class _Holder:
         worker = self._worker()
         if worker is not None:
             worker.forget(self.channel)
-        self.channel.close()
+        # In use only where another thread ends the sandbox in the middle of a call, which then has the last reference.
+        if self.channel.enter():
+            self.channel.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -256,7 +277,9 @@ class Worker:
     Raises, from the constructor: SandboxStartError, LibraryNotFound.
     """
 
-    def __init__(self, options: Options, isolation: str) -> None:
+    def __init__(self, options: Options, isolation: str, link: _fast.Link | None = None) -> None:
+        self.link = link
+        self.serial = next(_serials)
         self.options = options
         self.isolation = isolation
         self.owner = os.getpid()
@@ -275,7 +298,9 @@ class Worker:
         self._use_lanes = options.transport != "pipe"
         self._death: tuple[int | None, int | None, str] | None = None
         self._inside = 0  # calls that are under way
-        self.calls = 0
+        self.calls = 0  # that the marshaller made
+        self._link_calls = 0 if link is None else link.calls
+        self._next_look = LOOK_EVERY
         self.answered = False
         """Whether it has ever answered."""
         self.noted = False
@@ -567,13 +592,12 @@ class Worker:
     # ---- calls
 
     def _channel(self, kind: str) -> tuple[_Lane | _Pipe, bool]:
-        """This thread's channel of a kind, held busy, and whether it is for one call only."""
+        """This thread's channel of a kind, entered, and whether it is for one call only."""
         make = _Lane if kind == "lane" else _Pipe
         holder: _Holder | None = getattr(self._channels, kind)
-        if holder is not None and holder.channel.busy.acquire(blocking=False):
+        if holder is not None and holder.channel.enter():
             return holder.channel, False
         channel = make(self)
-        channel.busy.acquire()
         with self._state_lock:
             self._open.add(channel)
         if holder is not None:
@@ -595,16 +619,42 @@ class Worker:
         try:
             reply = channel.exchange(frame, wait)
             kept = not once and not self._stopping
+            if kept and self.link is not None and isinstance(channel, _Lane):
+                # While nobody else can close it: from here on this thread's calls can go the short way.
+                self.link.attach(channel.address, channel)
             return reply
+        except WorkerDied as error:
+            error.sent = channel.taken
+            raise
         finally:
-            channel.busy.release()
-            if not kept:
+            if kept:
+                channel.leave()
+            else:
                 # Ended in the middle: what was asked on it is answered to nobody.
                 self.forget(channel)
                 channel.close()
                 holder: _Holder | None = getattr(self._channels, kind)
                 if holder is not None and holder.channel is channel:
                     setattr(self._channels, kind, None)
+
+    def fast_wait(self, name: str, waited: float, limit: float | None) -> None:
+        """As the `wait` of an exchange, for this thread's call that goes the short way."""
+        try:
+            self._check_alive(name)
+        except WorkerDied as error:
+            holder = self._channels.lane
+            error.sent = holder is None or holder.channel.taken
+            raise
+        if limit is not None and waited > limit:
+            self.condemn(f"{name} did not return in time")
+            raise CallTimeout(name, limit)
+
+    def abandon_lane(self) -> None:
+        """Closes this thread's lane, on which a call has ended in the middle."""
+        holder = self._channels.lane
+        if holder is not None:
+            self._channels.lane = None
+            holder.close()
 
     def exchange(self, name: str, frame: bytearray, limit: float | None) -> marshal.Reply:
         """The reply to one frame.
@@ -650,7 +700,7 @@ class Worker:
                 self.condemn(f"it broke the protocol: {error}")
             raise self.death(name) from error
         except WorkerDied as error:
-            if sent:
+            if sent and error.sent:
                 raise
             raise self._unsent(name) from error
         finally:
@@ -757,6 +807,7 @@ class Worker:
             if self._stopping:
                 return
             self._stopping = True
+            self._unlink()
             self.condemned = True
             self._why = why
         _log.warning("ending the NVML worker %d: %s", self.pid, why)
@@ -767,11 +818,12 @@ class Worker:
         threading.Thread(target=self._finish, name=f"nvsandbox-finish-{self.pid}", daemon=True).start()
 
     def _finish(self) -> None:
+        self._unlink()
         while True:
             with self._state_lock:
                 if self._stopping:
                     return
-                if self._inside == 0:
+                if self._inside == 0 and not self._lanes_in_use():
                     self._stopping = True
                     self._why = "it was recycled"
                     self.recycled = True
@@ -779,12 +831,29 @@ class Worker:
             time.sleep(0.02)
         self._end()
 
+    def _lanes_in_use(self) -> bool:
+        """Whether calls that went the short way are under way."""
+        for channel in self._open:
+            if not channel.enter():
+                return True
+            channel.leave()
+        return False
+
+    def served_on(self) -> None:
+        """Counts its calls anew."""
+        self.calls = 0
+        self._link_calls = 0 if self.link is None else self.link.calls
+
     def outlived(self, after: Recycle) -> bool:
         """Whether this worker has served its time."""
+        calls = self.calls
+        if self.link is not None:
+            calls += self.link.calls - self._link_calls
         if after.calls is not None:
-            return self.calls >= after.calls
-        if self.calls % _MEMORY_LOOK or after.memory_bytes is None:
+            return calls >= after.calls
+        if calls < self._next_look or after.memory_bytes is None:
             return False
+        self._next_look = calls + LOOK_EVERY
         try:
             with open(f"/proc/{self.pid}/statm", encoding="ascii") as file:
                 pages = int(file.read().split()[1])
@@ -797,6 +866,7 @@ class Worker:
         with self._state_lock:
             first = not self._stopping
             self._stopping = True
+            self._unlink()
         if first:
             self._end(grace)
         else:
@@ -831,14 +901,19 @@ class Worker:
             self._control_lock.release()
         for channel in channels:
             # A busy one is closed by the thread that is in it, which sees that we are stopping.
-            if channel.busy.acquire(blocking=False):
+            if channel.enter():
                 with contextlib.suppress(Exception):
                     channel.close()
-                channel.busy.release()
+
+    def _unlink(self) -> None:
+        """No more calls go the short way to this worker."""
+        if self.link is not None and self.link.serial == self.serial:
+            self.link.serial = 0
 
     def abandon(self) -> None:
         """In a forked child: closes what it inherited. The worker is the parent's, and is left alone."""
         self._stopping = True
+        self._unlink()
         self._why = "it belongs to the process that this one was forked from"
         self._control.close()
         if self._pidfd is not None:

@@ -142,26 +142,30 @@ typedef struct {
     PyObject *unknown;           /* unknown (): NVML said Unknown Error */
 } link_t;
 
-/* This thread's lanes. A lane's memory may be freed by another thread, but only with the interpreter's lock and after
- * the link's epoch was changed: an entry whose epoch is not the link's is never followed. */
-static _Thread_local struct {
+/* This thread's lanes. A lane may be closed and freed by another thread, but only with the interpreter's lock and after
+ * the link's epoch was changed: an entry whose epoch is not the link's is never followed. `owner` is the Python object
+ * that the lane lives as long as; borrowed here, and held during a call. */
+struct place {
     const link_t *link;
     unsigned long long serial;
     unsigned long long epoch;
     struct nvs_caller_lane *lane;
-} here[HERE_MAX];
+    PyObject *owner;
+};
+static _Thread_local struct place here[HERE_MAX];
 static _Thread_local unsigned int here_next;
 
 /* Links come and go, and one may be made where another was; serials and epochs are never used twice. */
 static unsigned long long last_epoch;
 
 static PyObject *
-link_attach (link_t *self, PyObject *address)
+link_attach (link_t *self, PyObject *args)
 {
-    void *lane = PyLong_AsVoidPtr (address);
+    unsigned long long address;
+    PyObject *owner;
     unsigned int slot;
 
-    if (lane == NULL && PyErr_Occurred () != NULL)
+    if (!PyArg_ParseTuple (args, "KO", &address, &owner))
         return NULL;
     for (slot = 0; slot < HERE_MAX; slot++)
         if (here[slot].link == self)
@@ -171,7 +175,8 @@ link_attach (link_t *self, PyObject *address)
     here[slot].link = self;
     here[slot].serial = self->serial;
     here[slot].epoch = self->epoch;
-    here[slot].lane = lane;
+    here[slot].lane = (struct nvs_caller_lane *)(uintptr_t)address;
+    here[slot].owner = owner;
     Py_RETURN_NONE;
 }
 
@@ -255,7 +260,8 @@ static PyMemberDef link_members[] = {
 };
 
 static PyMethodDef link_methods[] = {
-    { "attach", (PyCFunction)(void (*) (void))link_attach, METH_O, "attach (address): this thread's lane" },
+    { "attach", (PyCFunction)(void (*) (void))link_attach, METH_VARARGS,
+      "attach (address, owner): this thread's lane, and the object that it lives as long as" },
     { "invalidate", (PyCFunction)(void (*) (void))link_invalidate, METH_NOARGS,
       "invalidate (): no thread uses the lane that it has attached any more" },
     { NULL, NULL, 0, NULL },
@@ -481,12 +487,12 @@ find_plan (function_t *self, PyObject *const *args, Py_ssize_t count, struct giv
     return NULL;
 }
 
-static struct nvs_caller_lane *
+static const struct place *
 find_lane (const link_t *link)
 {
     for (unsigned int slot = 0; slot < HERE_MAX; slot++)
         if (here[slot].link == link)
-            return here[slot].serial == link->serial && here[slot].epoch == link->epoch ? here[slot].lane : NULL;
+            return here[slot].serial == link->serial && here[slot].epoch == link->epoch ? &here[slot] : NULL;
     return NULL;
 }
 
@@ -657,7 +663,8 @@ function_call (PyObject *object, PyObject *const *args, size_t nargsf, PyObject 
     function_t *self = (function_t *)object;
     link_t *link = self->link;
     Py_ssize_t count = NARGS_OF (nargsf);
-    struct nvs_caller_lane *lane;
+    const struct place *place;
+    PyObject *owner;
     struct given given;
     struct plan *plan;
     enum outcome outcome;
@@ -672,14 +679,18 @@ function_call (PyObject *object, PyObject *const *args, size_t nargsf, PyObject 
     plan = find_plan (self, args, count, &given);
     if (plan == NULL)
         return call_slow (self, args, count, names);
-    lane = find_lane (link);
+    place = find_lane (link);
     /* Busy: a signal handler or a finalizer, in the middle of this thread's other call. */
-    if (lane == NULL || !nvs_lane_enter (lane))
+    if (place == NULL || !nvs_lane_enter (place->lane))
         return call_slow (self, args, count, names);
 
+    /* A wait lets others run, who may end the session and all that belongs to it. */
+    owner = place->owner;
+    Py_INCREF (owner);
     plan->users++;
-    outcome = call_fast (self, plan, &given, lane, &result);
+    outcome = call_fast (self, plan, &given, place->lane, &result);
     plan_release (plan);
+    Py_DECREF (owner);
     switch (outcome) {
     case NOT_CARRIED_OUT: return call_slow (self, args, count, names);
     case FAILED: return NULL;
