@@ -14,8 +14,8 @@ class Link:
     suspended: int
     def __init__(
         self,
-        waiting: Callable[[str, float], object],
-        abandon: Callable[[], object],
+        waiting: Callable[[Any, str, float], object],
+        abandon: Callable[[Any], object],
         learn: Callable[[Function, tuple[Any, ...]], object],
         unknown: Callable[[], object],
         /,

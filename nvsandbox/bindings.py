@@ -11,8 +11,10 @@ which are counted.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -77,6 +79,9 @@ class Function:
         return f"<{self.__name__} in the sandbox>"
 
 
+_libraries: weakref.WeakSet[Library] = weakref.WeakSet()
+
+
 class Library:
     """Takes the place of pynvml's ``nvmlLib``: NVML's functions as attributes, AttributeError for those that it lacks.
 
@@ -87,9 +92,11 @@ class Library:
     def __init__(self, session: Caller, link: _fast.Link | None = None) -> None:
         self._session = session
         self._link = link
+        self._scopes: list[dict[str, Any]] = []  # the globals of functions that are bound to this
         self._inits = 0
         self._inits_lock = threading.Lock()
         self._closed = False
+        _libraries.add(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("nvml"):
@@ -204,6 +211,7 @@ def namespace(library: Library, session: object) -> types.ModuleType:
     own = {name: value for name, value in scope.items() if name.startswith("__")}
     scope.update(_PYNVML)
     scope.update(own)
+    library._scopes.append(scope)
     scope["nvmlLib"] = library
     scope["libLoadLock"] = threading.Lock()
     scope["_nvmlLib_refcount"] = 0
@@ -216,3 +224,14 @@ def namespace(library: Library, session: object) -> types.ModuleType:
     scope["_nvmlCheckReturn"] = _check_return(library)
     scope["session"] = session
     return module
+
+
+def _after_fork_in_child() -> None:
+    # A thread that does not exist here may hold any of these; pynvml holds its own while it looks a symbol up.
+    for library in list(_libraries):
+        library._inits_lock = threading.Lock()
+        for scope in library._scopes:
+            scope["libLoadLock"] = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -13,6 +13,7 @@ refused with its own error.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import struct
 import threading
@@ -572,3 +573,11 @@ def resolve_frame(name: str) -> bytearray:
     out += bytes(ARGS_MAX * _ARG.size)
     out += bytes(-len(out) % ALIGN)
     return out + text
+
+
+def _after_fork_in_child() -> None:
+    global _kinds_lock
+    _kinds_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -95,7 +95,9 @@ class Recipes:
             new = ctypes.cast(handle, ctypes.c_void_p).value or 0
             if new and new != token:
                 with self._lock:
-                    self._recipes[new] = recipe
+                    # The first to be forgotten are those that nobody has used for longest.
+                    self._recipes.pop(token, None)
+                    self._recipes[token] = recipe
                 present[token] = new
                 revived = True
         return revived

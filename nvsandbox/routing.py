@@ -9,6 +9,7 @@ the sandbox too.
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -97,3 +98,14 @@ def _enter() -> None:
         _PYNVML["_nvmlLib_refcount"] = _routes[-1]._refcount
     else:
         _PYNVML["nvmlLib"], _PYNVML["_nvmlLib_refcount"] = _direct
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    if _routes:
+        # pynvml holds it while it looks a symbol up, and while a block is open it does that in every call.
+        _PYNVML["libLoadLock"] = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
+import errno
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import stat
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,7 +43,7 @@ from nvsandbox.restarts import WINDOW as RESTART_WINDOW
 from nvsandbox.restarts import Restarts
 from nvsandbox.revival import Recipes
 from nvsandbox.routing import Route
-from nvsandbox.worker import LOOK_EVERY, Worker
+from nvsandbox.worker import LOOK_EVERY, Lane, Worker, given_up
 
 _log = logging.getLogger("nvsandbox")
 
@@ -97,6 +99,9 @@ def _restarts_allowed(restart: bool | int) -> int:
     return RESTARTS_DEFAULT if restart is True else int(restart)
 
 
+_sessions: weakref.WeakSet[NVMLSession] = weakref.WeakSet()
+"""All that this process has, open or not: in a forked child each needs new locks."""
+
 _NVIDIA_FOLDERS = ("", "nvidia-caps", "nvidia-caps-imex-channels")
 
 
@@ -147,7 +152,11 @@ class NVMLSession:
         self._hint_text = ""
         self._hint_until = 0.0
         self.link = self._make_link()
-        self._worker: Worker | None = self._start()
+        self._worker: Worker | None = None
+        _sessions.add(self)
+        if too_many := self._too_many_given_up():
+            raise SandboxStartError("start", errno.EBUSY, "", too_many)
+        self._worker = self._start()
 
     # ---- what users see
 
@@ -193,14 +202,14 @@ class NVMLSession:
     def stats(self) -> dict[str, int]:
         """Counts since the session began: ``calls``, ``errors`` (calls that NVML did not answer with success),
         ``timeouts``, ``deaths`` (of workers, that they hung included), ``restarts``, ``recycles``; and ``abandoned``:
-        how many worker processes there are now that even SIGKILL has not ended."""
+        how many worker processes there are now that even SIGKILL has not ended, with those of earlier sessions with
+        equal options."""
         with self._lock:
-            self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
             counts = dict(self._counts)
             if self.link is not None:
                 counts["calls"] += self.link.calls
                 counts["errors"] += self.link.errors
-            return {**counts, "abandoned": sum(ending.abandoned for ending in self._ending)}
+            return {**counts, "abandoned": given_up(self.options)}
 
     def _make_link(self) -> _fast.Link | None:
         """What the short way for calls asks this session; None where there is none."""
@@ -213,8 +222,8 @@ class NVMLSession:
             link.look_every = min(after.calls or LOOK_EVERY, LOOK_EVERY)
         return link
 
-    def _fast_wait(self, name: str, waited: float) -> None:
-        worker = self._worker
+    def _fast_wait(self, lane: Lane, name: str, waited: float) -> None:
+        worker = lane.worker
         if worker is None:
             raise SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
         try:
@@ -227,9 +236,11 @@ class NVMLSession:
             self._note_death(worker)
             raise
 
-    def _fast_abandon(self) -> None:
-        if self._worker is not None:
-            self._worker.abandon_lane()
+    @staticmethod
+    def _fast_abandon(lane: Lane) -> None:
+        worker = lane.worker
+        if worker is not None:
+            worker.abandon_lane()
 
     def _fast_learn(self, function: _fast.Function, arguments: tuple[Any, ...]) -> None:
         worker = self._worker
@@ -379,23 +390,29 @@ class NVMLSession:
         if not self.options.restart:
             raise worker.death("")
         left = self._restarts.wait()
-        abandoned = sum(ending.abandoned and not ending.wait_ended(0) for ending in self._ending)
         if left > 0:
             why = (
                 f"{self._restarts.recent} restarts within {RESTART_WINDOW:g} s did not help, and the next is possible "
                 f"in {left:.2f} s (restart= sets how many are)"
             )
-        elif abandoned >= _ABANDONED_MAX:
-            why = (
-                f"{abandoned} of its predecessors cannot be ended even by SIGKILL, for they do not return from the "
-                f"driver, so no more are started; the GPU or its driver has to be reset"
-            )
+        elif too_many := self._too_many_given_up():
+            why = too_many
         else:
             return
         death = worker.death("")
         if isinstance(death, WorkerDied):
             death = WorkerDied("", death.signal, death.status, f"{death.how}; {why}", False)
         raise death
+
+    def _too_many_given_up(self) -> str:
+        """Why no more workers are started; "" where they are."""
+        number = given_up(self.options)
+        if number < _ABANDONED_MAX:
+            return ""
+        return (
+            f"{number} earlier workers cannot be ended even by SIGKILL, for they do not return from the driver, so no "
+            f"more are started; the GPU or its driver has to be reset"
+        )
 
     def _note_death(self, worker: Worker) -> None:
         """Counts and tells of the end of a worker that was needed, once."""
@@ -723,12 +740,9 @@ def _after_fork_in_child() -> None:
     global _registry_lock
     _registry_lock = threading.RLock()
     _starting.clear()
-    for session in list(_registry.values()):
+    for session in list(_sessions):
         session._lock = threading.RLock()
         session._recipes.after_fork()
-        for worker in (session._worker, *session._ending):
-            if worker is not None:
-                worker.abandon()
         session._ending = []
 
 

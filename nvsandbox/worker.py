@@ -10,6 +10,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import mmap
 import os
 import select
 import signal
@@ -43,6 +44,7 @@ START_LIMIT = 60.0
 """Seconds that a start may take. With eight GPUs and no persistence mode NVML's initialisation takes over ten."""
 
 _SLICE_NS = 20_000_000  # how long a wait goes before it looks whether the worker still lives
+_DRAIN_LIMIT = 2.0  # for calls that are under way when the sandbox is closed, as in csrc/worker/main.c
 _STOP_LIMIT = 3.0  # from STOP to SIGTERM
 _TERM_LIMIT = 3.0  # from SIGTERM to SIGKILL
 _KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up
@@ -95,7 +97,7 @@ def _environment(simulated: str | None) -> list[bytes]:
     return kept
 
 
-class _Lane:
+class Lane:
     """A thread's shared memory channel.
 
     Whoever holds it (:meth:`enter`) uses it, so that nobody unmaps the memory under an exchange.
@@ -106,9 +108,15 @@ class _Lane:
         self._lane: Any = None
         self._closed = False
         self._link = worker.link
+        self._worker = weakref.ref(worker)
         # All memory first: what fails from here on is undone.
         self._capacity: int = lib.NVS_LANE_FRAME
-        self._reply = bytearray(self._capacity)
+        # Pages of its own, of which only those that replies have reached cost memory. A bytearray's may come from the
+        # heap, and are then cleared all at once, a megabyte for each thread.
+        try:
+            self._reply = mmap.mmap(-1, self._capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as short:
+            raise MemoryError(f"no room for replies of up to {self._capacity} bytes") from short
         self._reply_c = ffi.from_buffer(self._reply)
         self._length = ffi.new("uint32_t *")
         error = ffi.new("struct nvs_error *")
@@ -134,8 +142,15 @@ class _Lane:
             self._lane, ffi.from_buffer(frame), len(frame), _SLICE_NS, self._reply_c, self._capacity, self._length
         )
         while status == lib.NVS_WAIT_PENDING:
-            wait()
-            status = lib.nvs_lane_wait(self._lane, _SLICE_NS, self._reply_c, self._capacity, self._length)
+            slice_ns = _SLICE_NS
+            gone: SandboxError | None = None
+            try:
+                wait()
+            except (WorkerDied, SandboxClosed) as error:
+                slice_ns, gone = 0, error  # it may have answered and then ended since the last look
+            status = lib.nvs_lane_wait(self._lane, slice_ns, self._reply_c, self._capacity, self._length)
+            if gone is not None and status == lib.NVS_WAIT_PENDING:
+                raise gone
         if status != lib.NVS_WAIT_DONE:
             raise marshal.BrokenReply("a reply that is larger than its lane")
         return memoryview(self._reply)[: self._length[0]]
@@ -153,6 +168,11 @@ class _Lane:
     def taken(self) -> bool:
         """Whether the worker has begun with what was sent last. For whoever has entered."""
         return self._closed or bool(lib.nvs_lane_taken(self._lane))
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker at the other end, as long as anybody knows it."""
+        return self._worker()
 
     @property
     def address(self) -> int:
@@ -254,21 +274,42 @@ class _Channels(threading.local):
 class _Holder:
     """Closes a channel when nothing holds it any more."""
 
-    def __init__(self, worker: Worker, channel: _Lane | _Pipe) -> None:
+    def __init__(self, worker: Worker, channel: Lane | _Pipe) -> None:
         self.channel = channel
         self._worker = weakref.ref(worker)
 
     def close(self) -> None:
         worker = self._worker()
-        if worker is not None:
+        # In a forked child the locals of all other threads end at once, and one of them may hold the worker's lock.
+        if worker is not None and worker.owner == os.getpid():
             worker.forget(self.channel)
-        # In use only where another thread ends the sandbox in the middle of a call, which then has the last reference.
+        # Not under a thread that is in it: where another ends the sandbox in the middle of a call, which then has the
+        # last reference; and at the interpreter's exit, where the locals of daemon threads end before they do.
         if self.channel.enter():
             self.channel.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+
+_all: weakref.WeakSet[Worker] = weakref.WeakSet()
+"""The workers of this process, from before they are started until they are forgotten."""
+
+_fork_lock = threading.RLock()
+"""Held while a forked child would inherit what nobody there knows of: the worker's end of a new control connection (so
+that its death would go unseen here), or ours (so that it would outlive us)."""
+
+_given_up: list[Worker] = []  # kept, so that they are reaped when they end after all
+_given_up_lock = threading.Lock()
+
+
+def given_up(options: Options) -> int:
+    """How many workers with these options there are now that even SIGKILL has not ended, whatever session was
+    theirs."""
+    with _given_up_lock:
+        _given_up[:] = [worker for worker in _given_up if not worker.wait_ended(0)]
+        return sum(worker.options == options for worker in _given_up)
 
 
 class Worker:
@@ -290,7 +331,7 @@ class Worker:
         """What stands here for handles of earlier workers of the session."""
         self._functions: dict[str, int | None] = {}
         self._channels = _Channels()
-        self._open: set[_Lane | _Pipe] = set()
+        self._open: set[Lane | _Pipe] = set()
         # Reentrant: a signal handler of the caller's may run, and call NVML, while its thread holds one of them.
         self._control_lock = threading.RLock()
         self._state_lock = threading.RLock()
@@ -310,6 +351,8 @@ class Worker:
         self.abandoned = False
         """Whether even SIGKILL has not ended it."""
         self._stopping = False
+        self._drain_until = 0.0  # until then calls that are under way may go on, although it is stopping
+        self._finished = threading.Event()  # its end is over, whether it has ended or not
         self._next_id = 0
         self._minors = self._device_minors()
         self._simulation = self._simulated()
@@ -322,15 +365,18 @@ class Worker:
                 "devices= hides nodes, for which the sandbox needs a /dev of its own; with isolation 'guard' NVML sees "
                 "the host's: leave devices= out, or make isolation 'mount' or 'user' possible",
             )
-        ours, theirs = _socketpair(socket.SOCK_SEQPACKET, "spawn")
-        self._control = ours
-        try:
-            with theirs:
-                self.pid = self._spawn(theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-        self._pidfd = self._open_pidfd()
+        self._pidfd: int | None = None
+        with _fork_lock:
+            ours, theirs = _socketpair(socket.SOCK_SEQPACKET, "spawn")
+            self._control = ours
+            try:
+                with theirs:
+                    self.pid = self._spawn(theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+            self._pidfd = self._open_pidfd()
+            _all.add(self)
         try:
             self._start()
         except BaseException as error:
@@ -529,7 +575,11 @@ class Worker:
                 message = self._control.recv(lib.NVS_MESSAGE_MAX)
                 break
             except TimeoutError:
-                continue
+                if not self._reap():
+                    continue
+                # Something that this process has forked, and that we were not told of, holds the other end.
+                message = self._last_words()
+                break
             except ConnectionResetError:
                 message = b""
                 break
@@ -562,6 +612,11 @@ class Worker:
             )
         return body
 
+    def _last_words(self) -> bytes:
+        with contextlib.suppress(OSError):
+            return self._control.recv(lib.NVS_MESSAGE_MAX, socket.MSG_DONTWAIT)
+        return b""
+
     def _failed(self, body: Any) -> SandboxStartError:
         if body.error.step != lib.NVS_STEP_LIBRARY:
             return _error(body.error)
@@ -591,9 +646,9 @@ class Worker:
 
     # ---- calls
 
-    def _channel(self, kind: str) -> tuple[_Lane | _Pipe, bool]:
+    def _channel(self, kind: str) -> tuple[Lane | _Pipe, bool]:
         """This thread's channel of a kind, entered, and whether it is for one call only."""
-        make = _Lane if kind == "lane" else _Pipe
+        make = Lane if kind == "lane" else _Pipe
         holder: _Holder | None = getattr(self._channels, kind)
         if holder is not None and holder.channel.enter():
             return holder.channel, False
@@ -606,20 +661,22 @@ class Worker:
         setattr(self._channels, kind, _Holder(self, channel))
         return channel, False
 
-    def forget(self, channel: _Lane | _Pipe) -> None:
+    def forget(self, channel: Lane | _Pipe) -> None:
         """Takes a channel off the list of those to close at the end."""
-        with self._state_lock:
-            self._open.discard(channel)
+        # Without the lock, for this is called at the interpreter's exit too, when a daemon thread may have ended with
+        # it. One step for Python; and if the end has the channel on its list by now, it is closed twice, once to
+        # effect.
+        self._open.discard(channel)
 
     def _on_channel(
-        self, kind: str, held: tuple[_Lane | _Pipe, bool], frame: bytearray, wait: Callable[[], None]
+        self, kind: str, held: tuple[Lane | _Pipe, bool], frame: bytearray, wait: Callable[[], None]
     ) -> memoryview | None:
         channel, once = held
         kept = False
         try:
             reply = channel.exchange(frame, wait)
             kept = not once and not self._stopping
-            if kept and self.link is not None and isinstance(channel, _Lane):
+            if kept and self.link is not None and isinstance(channel, Lane):
                 # While nobody else can close it: from here on this thread's calls can go the short way.
                 self.link.attach(channel.address, channel)
             return reply
@@ -707,7 +764,7 @@ class Worker:
             with self._state_lock:
                 self._inside -= 1
 
-    def _lane_if_possible(self) -> tuple[_Lane | _Pipe, bool] | None:
+    def _lane_if_possible(self) -> tuple[Lane | _Pipe, bool] | None:
         """This thread's lane, as _channel() gives it; None where calls go over sockets."""
         if not self._use_lanes:
             return None
@@ -771,7 +828,7 @@ class Worker:
         return not self._stopping and not self._reap()
 
     def _check_alive(self, name: str) -> None:
-        if self._stopping or self._reap():
+        if self._reap() or (self._stopping and time.monotonic() >= self._drain_until):
             raise self.death(name)
 
     def death(self, name: str) -> WorkerDied | SandboxClosed:
@@ -862,15 +919,20 @@ class Worker:
         return pages * os.sysconf("SC_PAGE_SIZE") >= after.memory_bytes
 
     def stop(self, grace: bool = True) -> None:
-        """Ends the worker: asked to, then SIGTERM, then SIGKILL. Idempotent; bounded in time."""
+        """Ends the worker: asked to, then SIGTERM, then SIGKILL. Idempotent; bounded in time.
+
+        With `grace` calls that are under way have a moment to come back with their results; new ones are refused.
+        """
         with self._state_lock:
             first = not self._stopping
+            if first and grace:
+                self._drain_until = time.monotonic() + _DRAIN_LIMIT
             self._stopping = True
             self._unlink()
         if first:
             self._end(grace)
         else:
-            self.wait_ended(_STOP_LIMIT + _TERM_LIMIT + _KILL_LIMIT)
+            self._finished.wait(_STOP_LIMIT + _TERM_LIMIT + 2 * _KILL_LIMIT)
 
     def _end(self, grace: bool = True) -> None:
         with self._state_lock:
@@ -890,6 +952,8 @@ class Worker:
         )
         if not ended:
             self.abandoned = True
+            with _given_up_lock:
+                _given_up.append(self)
             _log.error("the NVML worker %d cannot be ended (a driver call does not return); it is given up", self.pid)
         # Not under the hands of a thread that is opening a channel. It lets go soon: the worker's end is closed.
         locked = self._control_lock.acquire(timeout=_KILL_LIMIT)
@@ -899,11 +963,12 @@ class Worker:
             os.close(pidfd)
         if locked:
             self._control_lock.release()
-        for channel in channels:
+        for channel in list(channels):  # forget() may still take some off
             # A busy one is closed by the thread that is in it, which sees that we are stopping.
             if channel.enter():
                 with contextlib.suppress(Exception):
                     channel.close()
+        self._finished.set()
 
     def _unlink(self) -> None:
         """No more calls go the short way to this worker."""
@@ -931,3 +996,20 @@ class Worker:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, number)
         return True
+
+
+def _after_fork_in_child() -> None:
+    global _given_up_lock
+    _fork_lock.release()
+    _given_up_lock = threading.Lock()
+    _given_up.clear()
+    for worker in list(_all):
+        worker.abandon()
+    _all.clear()
+
+
+os.register_at_fork(
+    before=lambda: _fork_lock.acquire(),
+    after_in_parent=lambda: _fork_lock.release(),
+    after_in_child=_after_fork_in_child,
+)

@@ -33,9 +33,9 @@
 
 #include "../core/core.h"
 
-#define PLANS_MAX      4   /* for each function: pynvml passes one or two sets of types */
-#define LEARN_MAX      64  /* after so many, a function whose types keep changing is left to the marshaller */
-#define HERE_MAX       4   /* sessions whose lanes a thread remembers */
+#define PLANS_MAX      4    /* for each function: pynvml passes one or two sets of types */
+#define LEARN_MAX      64   /* after so many, a function whose types keep changing is left to the marshaller */
+#define HERE_MAX       4    /* sessions whose lanes a thread remembers */
 #define SPIN_LOCKED_NS 4000 /* with the interpreter's lock; others get it at least every 5 ms anyway */
 #define SLICE_NS       20000000
 #define ERROR_UNKNOWN  999
@@ -128,18 +128,17 @@ calibrate (PyObject *module, PyObject *args)
 /* ---- links: what a session tells the fast path -------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD
-    unsigned long long serial;   /* of the worker that calls go to; 0: none, take the slow way */
-    unsigned long long epoch;    /* changes when a lane of the session is closed */
+    PyObject_HEAD unsigned long long serial; /* of the worker that calls go to; 0: none, take the slow way */
+    unsigned long long epoch;                /* changes when a lane of the session is closed */
     unsigned long long calls;
     unsigned long long errors;
     unsigned long long look_every; /* every so many calls one goes the slow way; 0: none has to */
     unsigned long long since_look;
-    int suspended;               /* deadlines are open: calls have other limits than the session's */
-    PyObject *waiting;           /* waiting (name, seconds): raises if waiting is of no more use */
-    PyObject *abandon;           /* abandon (): this thread's lane is in the middle of something and never used again */
-    PyObject *learn;             /* learn (function, arguments): after a call that went the slow way */
-    PyObject *unknown;           /* unknown (): NVML said Unknown Error */
+    int suspended;     /* deadlines are open: calls have other limits than the session's */
+    PyObject *waiting; /* waiting (owner, name, seconds): raises if waiting is of no more use */
+    PyObject *abandon; /* abandon (owner): this lane is in the middle of something and never used again */
+    PyObject *learn;   /* learn (function, arguments): after a call that went the slow way */
+    PyObject *unknown; /* unknown (): NVML said Unknown Error */
 } link_t;
 
 /* This thread's lanes. A lane may be closed and freed by another thread, but only with the interpreter's lock and after
@@ -253,8 +252,10 @@ link_dealloc (link_t *self)
 static PyMemberDef link_members[] = {
     { "serial", T_ULONGLONG, offsetof (link_t, serial), 0, "of the worker that calls go to; 0: none" },
     { "calls", T_ULONGLONG, offsetof (link_t, calls), READONLY, "calls that went the short way" },
-    { "errors", T_ULONGLONG, offsetof (link_t, errors), READONLY, "those of them that NVML did not answer with success" },
-    { "look_every", T_ULONGLONG, offsetof (link_t, look_every), 0, "one call of so many goes the slow way; 0: none has to" },
+    { "errors", T_ULONGLONG, offsetof (link_t, errors), READONLY,
+      "those of them that NVML did not answer with success" },
+    { "look_every", T_ULONGLONG, offsetof (link_t, look_every), 0,
+      "one call of so many goes the slow way; 0: none has to" },
     { "suspended", T_INT, offsetof (link_t, suspended), 0, "not 0: all calls go the slow way" },
     { NULL, 0, 0, 0, NULL },
 };
@@ -331,13 +332,12 @@ plan_release (struct plan *plan)
 /* ---- functions ---------------------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD
-    vectorcall_t vectorcall;
+    PyObject_HEAD vectorcall_t vectorcall;
     PyObject *name;
     PyObject *slow;
     link_t *link;
     unsigned long long serial; /* of the worker whose function number is in the plans */
-    int plain;                 /* 0: an attribute was set, such as restype, or the block has ended: the slow way for good */
+    int plain; /* 0: an attribute was set, such as restype, or the block has ended: the slow way for good */
     int learned;
     int plans_count;
     struct plan *plans[PLANS_MAX]; /* the last that fitted is the first */
@@ -524,7 +524,7 @@ now_ns (void)
 
 /* 0 when the reply is there; -1 with an exception when there is none to wait for. */
 static int
-await (function_t *self, struct nvs_caller_lane *lane)
+await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane)
 {
     int64_t start;
 
@@ -536,17 +536,14 @@ await (function_t *self, struct nvs_caller_lane *lane)
         PyObject *go_on;
         bool there;
 
-        Py_BEGIN_ALLOW_THREADS
-        there = nvs_lane_sleep (lane, SLICE_NS);
-        Py_END_ALLOW_THREADS
-        if (there)
-            return 0;
+        Py_BEGIN_ALLOW_THREADS there = nvs_lane_sleep (lane, SLICE_NS);
+        Py_END_ALLOW_THREADS if (there) return 0;
         if (PyErr_CheckSignals () < 0)
             return -1;
         seconds = PyFloat_FromDouble ((double)(now_ns () - start) / 1e9);
         if (seconds == NULL)
             return -1;
-        go_on = PyObject_CallFunctionObjArgs (self->link->waiting, self->name, seconds, NULL);
+        go_on = PyObject_CallFunctionObjArgs (self->link->waiting, owner, self->name, seconds, NULL);
         Py_DECREF (seconds);
         if (go_on == NULL)
             return -1;
@@ -581,7 +578,7 @@ was_not_sent (void)
 }
 
 static void
-give_up_lane (const link_t *link)
+give_up_lane (const link_t *link, PyObject *owner)
 {
     PyObject *type;
     PyObject *value;
@@ -589,7 +586,7 @@ give_up_lane (const link_t *link)
     PyObject *done;
 
     PyErr_Fetch (&type, &value, &traceback);
-    done = PyObject_CallFunctionObjArgs (link->abandon, NULL);
+    done = PyObject_CallFunctionObjArgs (link->abandon, owner, NULL);
     if (done == NULL)
         PyErr_Clear ();
     Py_XDECREF (done);
@@ -631,15 +628,17 @@ read_reply (const struct plan *plan, struct given *given, const unsigned char *f
 }
 
 static enum outcome
-call_fast (function_t *self, const struct plan *plan, struct given *given, struct nvs_caller_lane *lane, int32_t *result)
+call_fast (function_t *self, const struct plan *plan, struct given *given, const struct place *place, int32_t *result)
 {
+    struct nvs_caller_lane *lane = place->lane; /* a signal handler's call may take this thread's place */
+    PyObject *owner = place->owner;
     unsigned char *frame = nvs_lane_frame (lane);
     enum outcome outcome;
     int waited;
 
     write_request (plan, given, frame);
     nvs_lane_send (lane, plan->head_len + plan->data_len);
-    waited = await (self, lane);
+    waited = await (self, owner, lane);
     if (waited == 0) {
         outcome = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
         nvs_lane_leave (lane);
@@ -650,7 +649,7 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, struc
         outcome = FAILED;
     }
     if (outcome == FAILED) {
-        give_up_lane (self->link);
+        give_up_lane (self->link, owner);
         if (waited != 0 && was_not_sent ())
             outcome = NOT_CARRIED_OUT;
     }
@@ -688,7 +687,7 @@ function_call (PyObject *object, PyObject *const *args, size_t nargsf, PyObject 
     owner = place->owner;
     Py_INCREF (owner);
     plan->users++;
-    outcome = call_fast (self, plan, &given, place->lane, &result);
+    outcome = call_fast (self, plan, &given, place, &result);
     plan_release (plan);
     Py_DECREF (owner);
     switch (outcome) {
@@ -751,8 +750,8 @@ function_learn (function_t *self, PyObject *args)
         PyObject *target;
         int kind;
 
-        if (!PyArg_ParseTuple (PyTuple_GetItem (arguments, i), "iO!OIIp", &kind, &PyType_Type, &type, &target, &arg->size,
-                               &arg->offset, &arg->is_signed))
+        if (!PyArg_ParseTuple (PyTuple_GetItem (arguments, i), "iO!OIIp", &kind, &PyType_Type, &type, &target,
+                               &arg->size, &arg->offset, &arg->is_signed))
             goto fail;
         if (kind < ARG_NONE || kind > ARG_MEMORY || (kind == ARG_BYREF) != (PyType_Check (target) != 0)
             || ((kind == ARG_SCALAR || kind == ARG_HANDLE) && (arg->size < 1 || arg->size > 8))
@@ -901,7 +900,8 @@ static PyMemberDef function_members[] = {
 static PyMethodDef function_methods[] = {
     { "learn", (PyCFunction)(void (*) (void))function_learn, METH_VARARGS,
       "learn (serial, head, data_len, arguments): calls with these types can go the short way" },
-    { "forget", (PyCFunction)(void (*) (void))function_forget, METH_NOARGS, "forget (): all calls go the slow way from now on" },
+    { "forget", (PyCFunction)(void (*) (void))function_forget, METH_NOARGS,
+      "forget (): all calls go the slow way from now on" },
     { NULL, NULL, 0, NULL },
 };
 

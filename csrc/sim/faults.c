@@ -24,16 +24,19 @@ nvs_sleep_us (uint64_t us)
         ;
 }
 
-/* Without its _vN. */
+/* Without its _vN, or the V of one that has a version in its structure. No function ends in such a V otherwise. */
 static size_t
 stem (const char *name)
 {
     size_t length = strlen (name);
 
-    return length > 3 && name[length - 3] == '_' && name[length - 2] == 'v' ? length - 3 : length;
+    if (length > 3 && name[length - 3] == '_' && name[length - 2] == 'v')
+        return length - 3;
+    return length > 1 && name[length - 1] == 'V' ? length - 1 : length;
 }
 
-/* All versions of a function are meant by any of them: hang=nvmlDeviceGetCount is also nvmlDeviceGetCount_v2. */
+/* All versions of a function are meant by any of them: hang=nvmlDeviceGetCount is also nvmlDeviceGetCount_v2, and
+ * hang=nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV. */
 static bool
 is_meant (const char *name, const char *function)
 {

@@ -291,12 +291,27 @@ note_tried (char *tried, size_t size, const char *candidate, const char *reason)
         tried[used] = '\0'; /* whole lines only */
 }
 
+/* "/opt/libz.so is not NVML", "/opt/libx.so: the loader refuses it". Of a long path the end, so that the reason stays
+ * whole. */
+static void
+subject (char *text, size_t size, const char *path, const char *reason)
+{
+    const size_t most = 96;
+    const size_t length = strlen (path);
+    const bool verb = strncmp (reason, "is ", 3) == 0 || strncmp (reason, "has ", 4) == 0
+                      || strncmp (reason, "cannot ", 7) == 0;
+
+    (void)snprintf (text, size, "%s%s%s%s", length > most ? "..." : "", length > most ? path + (length - most) : path,
+                    verb ? " " : ": ", reason);
+}
+
 int
 nvs_library_load (struct nvs_library *lib, const char *const *candidates, uint32_t count, char *tried,
                   size_t tried_size, struct nvs_error *error)
 {
     struct verdict worst = { RANK_NONE, ENOENT, "" };
     const char *worst_path = "";
+    char text[sizeof worst.reason + 128];
 
     tried[0] = '\0';
     for (uint32_t i = 0; i < count; i++) {
@@ -314,11 +329,15 @@ nvs_library_load (struct nvs_library *lib, const char *const *candidates, uint32
     switch (worst.rank) {
     case RANK_NONE:
     case RANK_ABSENT:
-        return nvs_fail (
-            error, NVS_STEP_LIBRARY, ENOENT, count == 1 ? worst_path : NULL,
-            "libnvidia-ml.so.1 is in none of the %u places tried: install NVIDIA's driver, or say where it is "
-            "with driver_root= or library=",
-            count);
+        if (count == 1)
+            return nvs_fail (error, NVS_STEP_LIBRARY, ENOENT, worst_path,
+                             "%s: install NVIDIA's driver, or say where it is with driver_root= or library=",
+                             strchr (worst_path, '/') != NULL ? "there is none where library= says"
+                                                              : "the loader does not find it");
+        return nvs_fail (error, NVS_STEP_LIBRARY, ENOENT, NULL,
+                         "it is in none of the %u places tried: install NVIDIA's driver, or say where it is with "
+                         "driver_root= or library=",
+                         count);
     case RANK_STUB:
         return nvs_fail (
             error, NVS_STEP_LIBRARY, worst.err, worst_path,
@@ -327,9 +346,9 @@ nvs_library_load (struct nvs_library *lib, const char *const *candidates, uint32
     case RANK_UNUSABLE:
     case RANK_REFUSED: break;
     }
-    return nvs_fail (
-        error, NVS_STEP_LIBRARY, worst.err, worst_path,
-        "%s; name the driver's libnvidia-ml.so.1 with library=, or its root with driver_root=", worst.reason);
+    subject (text, sizeof text, worst_path, worst.reason);
+    return nvs_fail (error, NVS_STEP_LIBRARY, worst.err, worst_path,
+                     "%s; name the driver's libnvidia-ml.so.1 with library=, or its root with driver_root=", text);
 }
 
 /* dlsym also searches the library's dependencies, and would find libc's system(). */

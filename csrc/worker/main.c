@@ -595,7 +595,7 @@ main (int argc, char **argv)
     if (argc > 1 || !nvs_control_is_socket (NVS_CONTROL_FD)) {
         (void)fprintf (stderr,
                        "nvsandbox-worker is started by nvsandbox, not by hand: descriptor %d is not its control "
-                       "socket.\nTo see what it would do, run: nvsandbox doctor\n",
+                       "socket\n",
                        NVS_CONTROL_FD);
         return EXIT_USAGE;
     }

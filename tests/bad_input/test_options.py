@@ -56,8 +56,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 DESCRIPTIONS = {
-    "": r"'' is no GPU that can be simulated; expected one of a100, b200, gb200, h100, l40s, t4, perhaps with a number",
-    "h200": r"'h200' is no GPU that can be simulated; expected one of a100, .*as in 'h100x8'",
+    "": r"'' is no GPU that can be simulated; expected one of a100, b200, gb200, h100, h200, l40s, t4, perhaps",
+    "h300": r"'h300' is no GPU that can be simulated; expected one of a100, .*as in 'h100x8'",
     "H100": r"'H100' is no GPU that can be simulated",
     "h100x": r"'h100x' is no GPU that can be simulated",
     "h100 x8": r"'h100 x8' is no GPU that can be simulated",
@@ -84,7 +84,7 @@ DESCRIPTIONS = {
     "h100x2,minors=1": r"minors=1; expected 2 different numbers from 0 to 249, one for each GPU",
     "h100x2,minors=3+3": r"minors=3\+3; expected 2 different numbers",
     "h100,minors=255": r"minors=255; expected 1 different number from 0 to 249",
-    "t4,mig=1g.10gb": r"Tesla T4 has no MIG; leave mig= out or take one of h100, a100, b200, gb200",
+    "t4,mig=1g.10gb": r"Tesla T4 has no MIG; leave mig= out or take one of h100, h200, a100, b200, gb200",
     "h100,mig=": r"mig=''; expected MIG profiles joined by '\+', such as 1g.10gb\*3\+2g.20gb",
     "h100,mig=1g.10gb+": r"mig='1g.10gb\+'; expected MIG profiles joined by",
     "h100,mig=9g.90gb": r"mig='9g.90gb': NVIDIA H100 .* has no profile '9g.90gb'; its profiles are 1g.10gb, .*7g.80gb",

@@ -16,6 +16,8 @@ import pytest
         ("crash=nvmlDeviceGetCount_v2:exit", "nvmlDeviceGetCount", 0),
         ("crash=nvmlInit:segv", "", -11),
         ("crash=nvmlShutdown:abort", "nvmlShutdown", -6),
+        ("crash=nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", -11),
+        ("crash=nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature", -11),
         ("crash=nvmlDeviceGetSerial", "nvmlDeviceGetName", 99),  # another one
     ],
 )
@@ -30,7 +32,9 @@ def test_crash(sim: Any, knob: str, name: str, end: int) -> None:
         child = os.fork()
         if child == 0:
             use(f"h100,{knob}")
-            if name == "nvmlDeviceGetName":
+            if name.startswith("nvmlDeviceGetTemperature"):
+                getattr(p, name)(gpu(), 0)
+            elif name.startswith("nvmlDeviceGet") and "Count" not in name:
                 getattr(p, name)(gpu())
             elif name:
                 getattr(p, name)()

@@ -16,6 +16,7 @@ import pytest
         ("h100,mig=3g.40gb+4g.40gb", ["4g.40gb", "3g.40gb"]),
         ("h100,mig=1g.10gb+me+1g.20gb*2", ["1g.10gb+me", "1g.20gb", "1g.20gb"]),
         ("b200,mig=7g.180gb", ["7g.180gb"]),
+        ("h200,mig=1g.18gb*7", ["1g.18gb"] * 7),
         ("gb200,mig=3g.93gb*2", ["3g.93gb", "3g.93gb"]),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-PROFILES = ["h100", "a100", "l40s", "t4", "b200", "gb200"]
+PROFILES = ["h100", "h200", "a100", "l40s", "t4", "b200", "gb200"]
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -32,7 +32,7 @@ def test_profile(profile: str, count: int | None) -> None:
 
 
 def test_the_profiles() -> None:
-    assert set(profiles()) >= {"h100", "a100", "l40s", "t4", "b200", "gb200"}
+    assert set(profiles()) >= {"h100", "h200", "a100", "l40s", "t4", "b200", "gb200"}
     assert "H100" in profiles()["h100"]
 
 
