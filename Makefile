@@ -2,10 +2,10 @@
 # Each chore is one word, and each word is one script or tool that can be run without make.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fix asan dist clean
+.PHONY: help setup demo test lint fix asan bench bench-check dist clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## .venv with nvsandbox and its tools, from nothing (as root also the Debian packages)
 	@scripts/setup
@@ -24,6 +24,12 @@ fix: ## let the formatters and ruff change the files
 
 asan: ## the C tests under ASan and UBSan; ARGS goes to meson test
 	@scripts/native $(ARGS)
+
+bench: ## what a call costs beside direct calls and other ways: benchmarks/results/; ARGS goes to benchmarks/bench.py
+	@scripts/bench $(ARGS)
+
+bench-check: ## the same again, compared by ratios with what is in benchmarks/results/
+	@scripts/bench --check $(ARGS)
 
 dist: setup ## an sdist and a wheel for every Python from 3.10, in dist/
 	@scripts/dist

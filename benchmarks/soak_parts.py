@@ -42,7 +42,7 @@ NOTICE = 0.050
 SLACK = 0.200
 
 MEMORY_MAX = 1 << 20
-WARM_UP = 0.2  # share of the work that comes before the first look at the memory
+PHASES = 5  # after each of them the memory is looked at; the first is the warm-up
 ORPHAN_LIMIT = 0.200
 FORK_LIMIT = 30.0
 
@@ -102,6 +102,11 @@ def settled(limit: float = 15.0) -> Snapshot:
         before = after
     gc.collect()
     return Snapshot.take()
+
+
+def parted(work: list[Any]) -> list[list[Any]]:
+    size = -(-len(work) // PHASES)
+    return [work[start : start + size] for start in range(0, len(work), size)]
 
 
 def run_phases(
@@ -168,11 +173,12 @@ def compare(before: Snapshot, after: Snapshot, report: Report) -> None:
         report.fail(f"left behind: {line}")
 
 
-def memory(first: int, last: int, report: Report) -> None:
-    grown = last - first
-    report.figures["resident memory after warm-up, and how much it grew"] = (
-        f"{first / (1 << 20):.1f} MiB, {grown / 1024:+.0f} KiB"
-    )
+def memory(sizes: list[int], report: Report) -> None:
+    """`sizes` are those after the warm-up and after each further phase."""
+    grown = sizes[-1] - sizes[0]
+    steps = ", ".join(f"{size / (1 << 20):.2f}" for size in sizes)
+    report.figures["resident memory of the caller, after each fifth of the work"] = f"{steps} MiB"
+    report.figures["its growth after the first fifth, which is the warm-up"] = f"{grown / 1024:+.0f} KiB"
     if grown >= MEMORY_MAX:
         report.fail(f"resident memory grew by {grown / 1024:.0f} KiB")
 
@@ -310,11 +316,10 @@ def part_faults(report: Report, scale: float, draw: random.Random) -> None:
 
         def work(index: int, faults: list[str]) -> None:
             for number, kind in enumerate(faults[index::THREADS]):
-                if index == 0 and number % 100 == 0:
-                    report.progress(f"fault {number * THREADS} of {len(faults)}")
+                if index == 0 and number % 200 == 0:
+                    report.progress(f"fault {number * THREADS} of {len(faults)} in this phase")
                 callers[index].fault(targets[kind])
 
-        warm = int(len(plan) * WARM_UP)
         sizes: list[int] = []
 
         def look() -> None:
@@ -322,10 +327,10 @@ def part_faults(report: Report, scale: float, draw: random.Random) -> None:
             sizes.append(resident())
 
         with Maximum(lambda: len(children())) as workers:
-            run_phases(work, [plan[:warm], plan[warm:]], look, report)
+            run_phases(work, parted(plan), look, report)
         stats = [target.nvml.session.stats() for target in targets.values()]
     compare(outside, settled(), report)
-    memory(*sizes, report)
+    memory(sizes, report)
     report.counts["faults"] = len(plan)
     for key in ("deaths", "restarts", "timeouts", "abandoned"):
         report.counts[f"workers: {key}"] = sum(each[key] for each in stats)
@@ -464,7 +469,6 @@ def part_calls(report: Report, scale: float, draw: random.Random) -> None:
                 report.count("errors", stats["errors"] + stats["deaths"] + stats["timeouts"])
                 report.count("sessions")
 
-    warm = int(sessions * WARM_UP)
     sizes: list[int] = []
     moments = [time.monotonic()]
 
@@ -474,20 +478,20 @@ def part_calls(report: Report, scale: float, draw: random.Random) -> None:
         sizes.append(resident())
         moments.append(time.monotonic())
 
-    run_phases(work, [list(range(warm)), list(range(warm, sessions))], look, report)
-    seconds = moments[3] - moments[2]
+    run_phases(work, parted(list(range(sessions))), look, report)
+    seconds = sum(moments[1::2]) - sum(moments[:-1:2])
     report.figures["calls and sessions in a second, with eight threads"] = (
-        f"{each * (sessions - warm) / seconds:.0f} and {(sessions - warm) / seconds:.0f}"
+        f"{report.counts['calls'] / seconds:.0f} and {sessions / seconds:.0f}"
     )
     compare(before, settled(), report)
-    memory(*sizes, report)
+    memory(sizes, report)
     if report.counts["errors"]:
         report.fail(f"{report.counts['errors']} calls failed")
 
 
 # ---- killed
 
-PHASES = ("before", "start", "call", "stop")
+MOMENTS = ("before", "start", "call", "stop")
 
 
 def part_killed(report: Report, scale: float, draw: random.Random) -> None:
@@ -508,11 +512,11 @@ def part_killed(report: Report, scale: float, draw: random.Random) -> None:
         time.sleep(0.005 + draw.random() * 0.040)
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        report.count(f"killed in {PHASES[phase[0]]}")
+        report.count(f"killed in {MOMENTS[phase[0]]}")
         took = _all_ended(pid, killed)
         phase.close()
         if took is None:
-            report.fail(f"caller {number}, killed in {PHASES[phase[0]]}: a worker is left after 15 s")
+            report.fail(f"caller {number}, killed in {MOMENTS[phase[0]]}: a worker is left after 15 s")
         else:
             times.append(took)
     compare(before, settled(), report)

@@ -4,8 +4,19 @@
 See :class:`nvml_isolated`. Importing this package touches neither NVML nor the system.
 """
 
-from nvsandbox._core import ffi as _ffi
-from nvsandbox._core import lib as _lib
+import logging as _logging
+
+try:
+    from nvsandbox._core import ffi as _ffi
+    from nvsandbox._core import lib as _lib
+except ModuleNotFoundError as _error:
+    if _error.name != "nvsandbox._core":
+        raise
+    # Python puts the folder that it is started in first on sys.path, and with it, in a checkout, what is not built.
+    raise ImportError(
+        f"{__path__[0]} is nvsandbox's source folder, in which nothing is built: run `make setup` there, or start "
+        f"Python in another folder"
+    ) from None
 from nvsandbox.errors import (
     CallFailed,
     CallTimeout,
@@ -19,6 +30,9 @@ from nvsandbox.errors import (
 )
 from nvsandbox.session import DeviceNode, NVMLSession, install, nvml_isolated
 from nvsandbox.watch import WatchEvent, WatchKind, watch
+
+# A library prints nothing unless its program wants to read it: without a handler Python would write warnings to stderr.
+_logging.getLogger("nvsandbox").addHandler(_logging.NullHandler())
 
 __version__: str = _ffi.string(_lib.nvs_core_version()).decode()
 

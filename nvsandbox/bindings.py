@@ -94,7 +94,7 @@ class Library:
         self._link = link
         self._scopes: list[dict[str, Any]] = []  # the globals of functions that are bound to this
         self._inits = 0
-        self._inits_lock = threading.Lock()
+        self._inits_lock = threading.RLock()  # reentrant, as the other locks here, for signal handlers call NVML too
         self._closed = False
         _libraries.add(self)
 
@@ -204,6 +204,21 @@ def _check_return(library: Library) -> Callable[[int], int]:
     return check
 
 
+class _Cache(dict[str, Any]):
+    """pynvml's cache of function pointers, which looks what it has not up in `library`: without pynvml's lock, which
+    nobody is to hold during a call to the worker (see routing.py)."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__()
+        self._library = library
+
+    def __contains__(self, name: object) -> bool:
+        return hasattr(self._library, str(name))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._library[name]
+
+
 def namespace(library: Library, session: object) -> types.ModuleType:
     """The pynvml API, its functions bound to `library`; ``session`` in it is the session."""
     module = types.ModuleType("nvsandbox.nvml", "The pynvml API, bound to a sandbox.")
@@ -213,9 +228,9 @@ def namespace(library: Library, session: object) -> types.ModuleType:
     scope.update(own)
     library._scopes.append(scope)
     scope["nvmlLib"] = library
-    scope["libLoadLock"] = threading.Lock()
+    scope["libLoadLock"] = threading.RLock()
     scope["_nvmlLib_refcount"] = 0
-    scope["_nvmlGetFunctionPointer_cache"] = {}
+    scope["_nvmlGetFunctionPointer_cache"] = _Cache(library)
     done: dict[int, types.FunctionType] = {}
     for name, value in _PYNVML.items():
         function = _original(value)
@@ -229,9 +244,9 @@ def namespace(library: Library, session: object) -> types.ModuleType:
 def _after_fork_in_child() -> None:
     # A thread that does not exist here may hold any of these; pynvml holds its own while it looks a symbol up.
     for library in list(_libraries):
-        library._inits_lock = threading.Lock()
+        library._inits_lock = threading.RLock()
         for scope in library._scopes:
-            scope["libLoadLock"] = threading.Lock()
+            scope["libLoadLock"] = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+from errno import ENOENT
 from typing import Any
 
 import pynvml
@@ -80,7 +81,10 @@ class SandboxStartError(SandboxError):
 
     def __init__(self, step: str, errno: int = 0, path: str = "", detail: str = "") -> None:
         reason = f": {os.strerror(errno)} (errno {errno})" if errno else ""
-        super().__init__(f"{step}: {detail or 'failed'}{f' [{path}]' if path else ''}{reason}")
+        text = detail or "failed"
+        if not text.startswith((f"{step} ", f"{step}=")):  # "devices: devices=…" says nothing more
+            text = f"{step}: {text}"
+        super().__init__(f"{text}{f' [{path}]' if path else ''}{reason}")
         self.step = step
         self.errno = errno
         self.path = path
@@ -98,10 +102,11 @@ class LibraryNotFound(SandboxStartError, pynvml.NVMLError_LibraryNotFound):  # t
     def __init__(self, errno: int, path: str, detail: str, tried: tuple[str, ...]) -> None:
         super().__init__("library", errno, path, detail)
         self.tried = tried
+        text = f"no usable libnvidia-ml.so.1: {detail or 'none was found'}"
+        if errno == ENOENT:
+            text += f"{' ' if text.endswith('?') else '; '}simulated GPUs need none: simulate='h100x8'"
         looked = "".join(f"\n  {line}" for line in tried)
-        self.args = (
-            f"no usable libnvidia-ml.so.1: {detail or 'none was found'}" + (f"; tried:{looked}" if tried else ""),
-        )
+        self.args = (text + (f"; tried:{looked}" if tried else ""),)
 
 
 class SandboxClosed(SandboxError, pynvml.NVMLError_Uninitialized):  # type: ignore[misc]

@@ -142,7 +142,10 @@ class _GivenUp(Exception):
 
 
 def _failure(name: str, error: pynvml.NVMLError) -> Failure:
-    return Failure(name, int(error.value), type(error).__name__, str(error))
+    # What became of the worker is of no interest here: the next GPU has another one.
+    hung = isinstance(error, CallTimeout) and error.sent
+    text = f"{error.call} did not return within {error.limit:g} s" if hung else str(error)
+    return Failure(name, int(error.value), type(error).__name__, text)
 
 
 class _Asker:

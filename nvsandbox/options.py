@@ -221,11 +221,19 @@ def _env_flag(text: str) -> bool:
 
 
 def _env_restart(text: str) -> bool | int:
-    return int(text) if text.isascii() and text.isdigit() and text not in ("0", "1") else _env_flag(text)
+    if text.isascii() and text.isdigit() and text not in ("0", "1"):
+        return int(text)
+    try:
+        return _env_flag(text)
+    except ValueError:
+        raise ValueError("expected 1, 0, or how many restarts are allowed in a minute") from None
 
 
 def _env_timeout(text: str) -> float | None:
-    return None if text.lower() == "none" else float(text)
+    try:
+        return None if text.lower() == "none" else float(text)
+    except ValueError:
+        raise ValueError("expected seconds, such as 5, or none for no limit") from None
 
 
 _ENVIRONMENT: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
@@ -285,4 +293,11 @@ def make(given: Mapping[str, object], environment: Mapping[str, str] | None = No
             f"simulate={options.simulate!r} and library={options.library!r} exclude each other: the simulator is a "
             f"library of its own"
         )
+    for device in options.devices or ():
+        # They would be looked up in the driver's /proc, which knows nothing of simulated GPUs.
+        if options.simulate is not None and isinstance(device, str):
+            raise ValueError(
+                f"devices={device!r}: with simulate={options.simulate!r} expected device minor numbers, which are the "
+                f"GPUs' indexes unless minors= says otherwise"
+            )
     return options

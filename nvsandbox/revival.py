@@ -30,13 +30,13 @@ class Recipes:
     """How each handle was come by, and what stands for it in the present worker."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # A token of any worker of this session to (function, type of the handle, what it takes before the handle).
         self._recipes: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
 
     def after_fork(self) -> None:
         """In a forked child: the lock may be held by a thread that does not exist there."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def remember(self, name: str, arguments: tuple[Any, ...], invoke: Invoke) -> None:
         """Notes where the handle in the last of `arguments` came from, after a successful call of `name`."""

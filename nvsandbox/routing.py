@@ -30,8 +30,13 @@ class _Cache(dict[str, Any]):
     """
 
     def __contains__(self, name: object) -> bool:
-        # Not while a block is open: pynvml then asks nvmlLib, and turns an AttributeError into FunctionNotFound.
-        return not _routes and super().__contains__(name)
+        routes = _routes
+        if not routes:
+            return super().__contains__(name)
+        # Here, for pynvml would look it up with its lock held: that takes a call to the worker, perhaps the start of a
+        # new one, and meanwhile a signal handler that calls NVML would wait for ever, and other threads for it all.
+        # What is not there is looked for once more by pynvml, which turns the AttributeError into FunctionNotFound.
+        return hasattr(routes[-1].library, str(name))
 
     def __getitem__(self, name: str) -> Any:
         routes = _routes  # once: another thread may close the last one between two looks

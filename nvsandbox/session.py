@@ -142,6 +142,8 @@ class NVMLSession:
         self._lock = threading.RLock()
         self._closed = False
         self._users = 0
+        # Not the lock above, which is held during a start: calls that are under way meanwhile are counted too.
+        self._counts_lock = threading.RLock()
         self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0, "recycles": 0}
         self._restarts = Restarts(_restarts_allowed(options.restart))
         self._death_hooks: list[Callable[[WorkerDied], object]] = []
@@ -204,7 +206,7 @@ class NVMLSession:
         ``timeouts``, ``deaths`` (of workers, that they hung included), ``restarts``, ``recycles``; and ``abandoned``:
         how many worker processes there are now that even SIGKILL has not ended, with those of earlier sessions with
         equal options."""
-        with self._lock:
+        with self._counts_lock:
             counts = dict(self._counts)
             if self.link is not None:
                 counts["calls"] += self.link.calls
@@ -300,8 +302,8 @@ class NVMLSession:
         with _registry_lock:
             if _registry.get(self.options) is self:
                 del _registry[self.options]
+        self._closed = True  # before the lock, which may be held during a start: that ends then
         with self._lock:
-            self._closed = True
             worker, self._worker = self._worker, None
         if worker is not None and worker.alive:
             worker.closing = True
@@ -323,7 +325,7 @@ class NVMLSession:
         attempts: list[tuple[str, str]] = []
         for step in ladder.steps(options.isolation):
             try:
-                worker = Worker(options, step, self.link)
+                worker = Worker(options, step, self._go_on, self.link)
             except LibraryNotFound:
                 raise
             except SandboxStartError as error:
@@ -359,20 +361,22 @@ class NVMLSession:
         Raises WorkerDied where there may be no new one (yet), and what starting one raises.
         """
         worker = self._worker
-        if worker is not None and worker.alive and worker.owner == os.getpid():
-            return worker
+        if worker is not None and worker.owner == os.getpid():
+            if worker.alive:
+                return worker
+            # Without the lock: what a hook of the caller's waits for may wait for us.
+            self._note_death(worker)
         with self._lock:
             if self._closed:
-                raise SandboxClosed("this sandbox is closed; open a new one with nvml_isolated()")
+                raise self._is_closed()
             worker = self._worker
             if worker is not None and worker.owner == os.getpid():
                 if worker.alive:
                     return worker
-                self._note_death(worker)
                 self._allow_restart(worker)
                 self._retire(worker)
                 self._restarts.started()
-                self._counts["restarts"] += 1
+                self._count("restarts")
                 self._worker = self._start()
                 restarted = True
             else:
@@ -384,6 +388,15 @@ class NVMLSession:
             _log.warning("a new NVML worker, %d, has taken the place of the old one", worker.pid)
             self._run_hooks(self._restart_hooks, self)
         return worker
+
+    @staticmethod
+    def _is_closed() -> SandboxClosed:
+        return SandboxClosed("this sandbox is closed; open a new one with nvml_isolated()")
+
+    def _go_on(self) -> None:
+        """Ends a start that nobody waits for any more."""
+        if self._closed:
+            raise self._is_closed()
 
     def _allow_restart(self, worker: Worker) -> None:
         """Raises if there is to be no new worker after this one, or not yet."""
@@ -416,11 +429,11 @@ class NVMLSession:
 
     def _note_death(self, worker: Worker) -> None:
         """Counts and tells of the end of a worker that was needed, once."""
-        with self._lock:
+        with self._counts_lock:
             if worker.noted or worker.closing or worker.recycled:
                 return
             worker.noted = True
-            self._counts["deaths"] += 1
+            self._count("deaths")
             self._restarts.died(worker.answered)
         death = worker.death("")
         if isinstance(death, WorkerDied):
@@ -455,7 +468,7 @@ class NVMLSession:
                 worker.served_on()
                 return
             self._worker = fresh
-            self._counts["recycles"] += 1
+            self._count("recycles")
             self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
             self._ending.append(worker)
         _log.info("the NVML worker %d takes the place of %d, which is recycled", fresh.pid, worker.pid)
@@ -612,7 +625,7 @@ class NVMLSession:
             return self._hint_text
 
     def _count(self, *names: str | None) -> None:
-        with self._lock:
+        with self._counts_lock:
             for name in names:
                 if name is not None:
                     self._counts[name] += 1
@@ -646,8 +659,9 @@ def _release(session: NVMLSession) -> None:
     with _registry_lock:
         session._users -= 1
         last = session._users <= 0
-        if last:
-            _starting.pop(session.options, None)
+        # Here and not in close(): a block that is entered now must not get a session that is about to be closed.
+        if last and _registry.get(session.options) is session:
+            del _registry[session.options]
     if last:
         session.close()
 
@@ -711,6 +725,7 @@ class nvml_isolated:  # noqa: N801 - used as a function
 
 
 _installed: dict[Options, Any] = {}
+_install_lock = threading.RLock()  # held during a start, as the registry's must not be: who starts needs that
 
 
 def install(**options: Any) -> Any:
@@ -719,7 +734,7 @@ def install(**options: Any) -> Any:
     A second call with equal options returns the same. Raises what making and entering :class:`nvml_isolated` raises.
     """
     block = nvml_isolated(**options)
-    with _registry_lock:
+    with _install_lock:
         if block._options not in _installed:
             _installed[block._options] = block.__enter__()
         return _installed[block._options]
@@ -737,11 +752,13 @@ def _close_all() -> None:
 
 def _after_fork_in_child() -> None:
     # Locks may be held by threads that do not exist here.
-    global _registry_lock
+    global _registry_lock, _install_lock
     _registry_lock = threading.RLock()
+    _install_lock = threading.RLock()
     _starting.clear()
     for session in list(_sessions):
         session._lock = threading.RLock()
+        session._counts_lock = threading.RLock()
         session._recipes.after_fork()
         session._ending = []
 

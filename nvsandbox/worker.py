@@ -318,11 +318,18 @@ class Worker:
     Raises, from the constructor: SandboxStartError, LibraryNotFound.
     """
 
-    def __init__(self, options: Options, isolation: str, link: _fast.Link | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        isolation: str,
+        go_on: Callable[[], None] = lambda: None,
+        link: _fast.Link | None = None,
+    ) -> None:
         self.link = link
         self.serial = next(_serials)
         self.options = options
         self.isolation = isolation
+        self._go_on = go_on  # called now and then during the start; what it raises ends that
         self.owner = os.getpid()
         self.init_result = 0
         self.library = ""
@@ -570,12 +577,13 @@ class Worker:
                     "",
                     f"the worker was still {doing} after {START_LIMIT:g} s, the limit of a start",
                 )
-            self._control.settimeout(min(left, 1.0))
+            self._control.settimeout(min(left, 0.1))
             try:
                 message = self._control.recv(lib.NVS_MESSAGE_MAX)
                 break
             except TimeoutError:
                 if not self._reap():
+                    self._go_on()
                     continue
                 # Something that this process has forked, and that we were not told of, holds the other end.
                 message = self._last_words()
@@ -664,8 +672,7 @@ class Worker:
     def forget(self, channel: Lane | _Pipe) -> None:
         """Takes a channel off the list of those to close at the end."""
         # Without the lock, for this is called at the interpreter's exit too, when a daemon thread may have ended with
-        # it. One step for Python; and if the end has the channel on its list by now, it is closed twice, once to
-        # effect.
+        # it. One step for Python; if the end has the channel on its list by now, it is closed twice, which is harmless.
         self._open.discard(channel)
 
     def _on_channel(

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import traceback
 from typing import IO, Any
 
@@ -32,11 +34,30 @@ def exit_code(error: BaseException) -> int:
     return EXIT_NVML if isinstance(error, pynvml.NVMLError) else EXIT_SANDBOX
 
 
+# An option as Python's callers write it, with or without a value: driver_root='/opt', library=
+_KEYWORD = re.compile(
+    r"(?<![\w.,-])(driver_root|dev_root|library|isolation|devices|timeout|transport|simulate)="
+    r"(?:'([^']*)'|\"([^\"]*)\"|\[([^]]*)\]|(-?[0-9][0-9.]*))?"
+)
+
+
+def as_options(text: str) -> str:
+    """An error's words with the options as they are written on the command line."""
+
+    def option(match: re.Match[str]) -> str:
+        name, *values = match.groups()
+        value = next((value for value in values if value is not None), None)
+        flag = f"--{name.replace('_', '-')}"
+        return flag if value is None else f"{flag} {shlex.quote(value.replace(', ', ','))}"
+
+    return _KEYWORD.sub(option, text)
+
+
 def message(error: BaseException) -> str:
     """The error in words."""
     if isinstance(error, click.ClickException):
-        return error.format_message()
-    return str(error) if isinstance(error, SandboxError) else f"NVML says: {error}"
+        return as_options(error.format_message())
+    return as_options(str(error)) if isinstance(error, SandboxError) else f"NVML says: {error}"
 
 
 def as_json(error: BaseException) -> dict[str, Any]:
@@ -52,7 +73,7 @@ def as_json(error: BaseException) -> dict[str, Any]:
 
 
 class Failed(click.ClickException):
-    """Ends the command: one sentence on stderr. With ``NVSANDBOX_DEBUG=1`` the traceback comes before it."""
+    """Ends the command: the error on stderr. With ``NVSANDBOX_DEBUG=1`` the traceback comes before it."""
 
     exit_code = EXIT_SANDBOX
 

@@ -57,6 +57,10 @@ def _unit(value: float | None, unit: str, scale: int = 1) -> str:
     return NA if value is None else f"{value / scale:.0f} {unit}"
 
 
+def _watts(milliwatts: int | None) -> str:
+    return NA if milliwatts is None else f"{milliwatts / 1000:.0f}"
+
+
 def _mig(gpu: GPU) -> str:
     if gpu.mig_enabled is None:
         return NA
@@ -65,6 +69,19 @@ def _mig(gpu: GPU) -> str:
 
 def _node(gpu: GPU) -> str:
     return NA if gpu.minor_number is None else f"/dev/nvidia{gpu.minor_number}"
+
+
+def _failures(gpu: GPU) -> list[Failure]:
+    """What could not be read of a GPU and its MIG devices, less what stands for the GPU as a whole."""
+    whole = None if gpu.error is None else (gpu.error.code, gpu.error.message)
+    devices = [failure for device in gpu.mig_devices or () for failure in device.errors]
+    return [failure for failure in (*gpu.errors, *devices) if (failure.code, failure.message) != whole]
+
+
+def _status(gpu: GPU) -> str:
+    if gpu.error is not None:
+        return _text(gpu.error.message)
+    return "partial" if _failures(gpu) else "ok"
 
 
 def _heading(report: Report) -> str:
@@ -92,10 +109,10 @@ def _sum(report: Report) -> str:
 # ---- lines -----------------------------------------------------------------------------------------------------
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def plain(report: Report) -> None:
@@ -117,10 +134,10 @@ def plain(report: Report) -> None:
                 _text(gpu.utilization_gpu_percent),
                 _text(gpu.utilization_memory_percent),
                 _text(gpu.temperature_celsius),
-                _unit(gpu.power_milliwatts, "", 1000).rstrip(),
-                _unit(gpu.power_limit_milliwatts, "", 1000).rstrip(),
+                _watts(gpu.power_milliwatts),
+                _watts(gpu.power_limit_milliwatts),
                 _mig(gpu),
-                "ok" if gpu.error is None else _text(gpu.error.message),
+                _status(gpu),
             )
         )
     for line in _aligned(rows):
@@ -163,13 +180,18 @@ _TABLE_WIDTH = 78
 
 
 def table(report: Report) -> None:
-    """For a terminal of 80 columns or more."""
+    """For a terminal: a line for each GPU where they are wide enough for that, else blocks of 78 columns."""
     # Here, for nobody else needs it and it takes a while to import.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
+    lines = _wide(report, console.width)
+    if lines is not None:
+        for line in (_heading(report), "", *lines, _sum(report)):
+            console.print(Text(line), soft_wrap=True)
+        return
     if console.width < _TABLE_WIDTH:
         # The terminal then breaks lines, which is ugly; cells that are cut would be wrong.
         console.width = _TABLE_WIDTH
@@ -182,6 +204,8 @@ def table(report: Report) -> None:
         device = Text.assemble((_text(gpu.name), "bold"))
         if gpu.error is None:
             device.append(f"\n{_text(gpu.uuid)}\n{_text(gpu.pci_bus_id)}\n{_node(gpu)}, MIG {_mig(gpu)}")
+            if _failures(gpu):
+                device.append(f"\npartial, without {', '.join(sorted({f.field for f in _failures(gpu)}))}", style="red")
         else:
             device.append(f"\ncannot be queried: {_text(gpu.error.message)}", style="red")
         grid.add_row(str(gpu.index), device, _memory(gpu), _state(gpu))
@@ -194,6 +218,48 @@ def table(report: Report) -> None:
     if report.gpus:
         console.print(grid)
     console.print(Text(_sum(report)))
+
+
+_WIDE_HEADS = (
+    *("GPU", "NODE", "NAME", "UUID", "BUS ID", "MiB USED", "FREE", "RSVD", "TOTAL"),
+    *("GPU%", "MEM%", "°C", "WATTS", "MIG", "STATUS"),
+)
+_WIDE_WIDTH = 160
+
+
+def _wide(report: Report, width: int) -> list[str] | None:
+    """A line for each GPU and each MIG device, or None if one of them has more than `width` columns."""
+    if width < _WIDE_WIDTH or not report.gpus:
+        return None
+    rows: list[Sequence[str]] = [_WIDE_HEADS]
+    for gpu in report.gpus:
+        rows.append(
+            (
+                str(gpu.index),
+                _node(gpu).removeprefix("/dev/"),
+                _text(gpu.name),
+                _text(gpu.uuid),
+                _text(gpu.pci_bus_id),
+                _mib(gpu.memory_used_bytes),
+                _mib(gpu.memory_free_bytes),
+                _mib(gpu.memory_reserved_bytes),
+                _mib(gpu.memory_total_bytes),
+                _text(gpu.utilization_gpu_percent),
+                _text(gpu.utilization_memory_percent),
+                _text(gpu.temperature_celsius),
+                f"{_watts(gpu.power_milliwatts)}/{_watts(gpu.power_limit_milliwatts)}",
+                _mig(gpu),
+                "failed" if gpu.error is not None else _status(gpu),  # the reason is on stderr
+            )
+        )
+    migs = [_mig_row(gpu, device) for gpu in report.gpus for device in gpu.mig_devices or ()]
+    for gap in ("  ", " "):
+        lines = [*_aligned(rows, gap), ""]
+        if migs:
+            lines += [*_aligned([_MIG_HEADS, *migs]), ""]
+        if max(map(len, lines)) <= width:
+            return lines
+    return None
 
 
 def _memory(of: GPU | MigDevice, brief: bool = False) -> str:
@@ -209,7 +275,7 @@ def _state(gpu: GPU) -> str:
             f"{_unit(gpu.utilization_gpu_percent, '%')} GPU",
             f"{_unit(gpu.utilization_memory_percent, '%')} memory",
             _unit(gpu.temperature_celsius, "°C"),
-            f"{_unit(gpu.power_milliwatts, '', 1000).rstrip()} of {_unit(gpu.power_limit_milliwatts, 'W', 1000)}",
+            f"{_watts(gpu.power_milliwatts)} of {_unit(gpu.power_limit_milliwatts, 'W', 1000)}",
         )
     )
 
@@ -227,9 +293,11 @@ def problems(report: Report) -> None:
 
     note("driver", report.system.errors)
     for gpu in report.gpus:
-        note(f"GPU {gpu.index}", gpu.errors)
-        if gpu.error is not None:
-            note(f"GPU {gpu.index}", [gpu.error])
+        # Why it cannot be queried is said once, and not for the field where that was found as well.
+        whole = gpu.error
+        note(f"GPU {gpu.index}", [f for f in gpu.errors if whole is None or f.message != whole.message])
+        if whole is not None:
+            note(f"GPU {gpu.index}", [whole])
         for device in gpu.mig_devices or ():
             note(f"MIG device {gpu.index}.{device.index}", device.errors)
     for (field, message), where in seen.items():

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from nvsandbox.cli.failure import as_options
 from nvsandbox.errors import SandboxStartError
 from nvsandbox.isolation import CHOICES
 from nvsandbox.options import TRANSPORTS
@@ -37,7 +38,10 @@ _OPTIONS = (
     click.option("--library", metavar="FILE", help="The libnvidia-ml.so.1 to load.  [default: searched for]"),
     click.option("--isolation", type=click.Choice(CHOICES), help="How NVML is isolated.  [default: auto]"),
     click.option(
-        "--devices", metavar="LIST", callback=_list, help="Only these GPUs: 0,2 (minor numbers), GPU-…, PCI ids."
+        "--devices",
+        metavar="LIST",
+        callback=_list,
+        help="Only these GPUs: 0,2 (minor numbers), GPU-…, PCI ids; simulated ones by number.",
     ),
     click.option("--timeout", metavar="SECONDS", callback=_seconds, help="Limit of each NVML call.  [default: 30]"),
     click.option("--transport", type=click.Choice(TRANSPORTS), help="How calls reach the worker.  [default: auto]"),
@@ -63,7 +67,7 @@ def enter_sandbox(stack: contextlib.ExitStack, given: dict[str, Any]) -> Any:
     try:
         block = nvml_isolated(**options)
     except (TypeError, ValueError) as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(as_options(str(error))) from error
     try:
         return stack.enter_context(block)
     except OSError as error:  # no descriptors left, no memory, …

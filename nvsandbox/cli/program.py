@@ -15,10 +15,10 @@ from nvsandbox.cli.query import query
 
 class _Program(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
-        # The package's log repeats what the commands report; with no handler at all Python prints it.
-        log = logging.getLogger("nvsandbox")
-        if not failure.debugging() and not log.handlers:
-            log.addHandler(logging.NullHandler())
+        # Otherwise the package's log stays unread, for it repeats what the commands report.
+        if failure.debugging():
+            logging.basicConfig(format="%(name)s: %(message)s")
+            logging.getLogger("nvsandbox").setLevel(logging.INFO)
         try:
             return super().invoke(ctx)
         except failure.EXPECTED as error:

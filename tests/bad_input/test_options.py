@@ -52,6 +52,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"transport": 1}, ValueError, r"transport=1: expected one of 'auto', 'shm', 'pipe'"),
     ({"simulate": 8}, TypeError, r"simulate=8 is of type int: expected a description such as 'h100x8', or None"),
     ({"simulate": "h100", "library": "/x"}, ValueError, r"simulate='h100' and library='/x' exclude each other"),
+    (
+        {"simulate": "h100", "devices": ["GPU-12345678"]},
+        ValueError,
+        r"devices='GPU-12345678': with simulate='h100' expected",
+    ),
     ({"drvier_root": "/"}, TypeError, r"unknown option 'drvier_root': expected one of driver_root, dev_root, library"),
 ]
 
@@ -133,7 +138,7 @@ ENVIRONMENT = {
     "NVSANDBOX_DEVICES": ("0,x", r"devices='x': expected device minor numbers"),
     "NVSANDBOX_PRIVILEGED": ("maybe", r"expected 1 or 0"),
     "NVSANDBOX_TIMEOUT": ("soon", r"could not convert|expected"),
-    "NVSANDBOX_RESTART": ("perhaps", r"expected 1 or 0"),
+    "NVSANDBOX_RESTART": ("perhaps", r"expected 1, 0, or how many restarts"),
     "NVSANDBOX_RECYCLE_AFTER": ("256MB", r"recycle_after='256MB': expected a number of calls"),
     "NVSANDBOX_TRANSPORT": ("udp", r"transport='udp': expected one of 'auto', 'shm', 'pipe'"),
     "NVSANDBOX_SIMULATE": ("v100", r"'v100' is no GPU that can be simulated"),

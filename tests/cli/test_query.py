@@ -20,7 +20,8 @@ import pytest
 from click.testing import CliRunner, Result
 from host import require
 
-from nvsandbox.cli import main
+from nvsandbox import simulate
+from nvsandbox.cli import failure, main
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 MIB = 1 << 20
@@ -240,6 +241,24 @@ def test_the_same_problem_on_several_gpus_is_told_once() -> None:
     assert result.stderr.startswith("nvsandbox: GPU 0, GPU 1: no utilization: ")
 
 
+def test_a_hang_is_told_once() -> None:
+    result = run("--simulate", "h100x2,hang=nvmlDeviceGetUtilizationRates", "--timeout", "0.3")
+    reason = "nvmlDeviceGetUtilizationRates did not return within 0.3 s"
+    assert result.stderr == f"nvsandbox: GPU 0, GPU 1: cannot be queried: {reason}\n"
+    rows = result.stdout.splitlines()[2:4]
+    assert [re.split(r" {2,}", row)[-1] for row in rows] == [reason] * 2
+
+
+@pytest.mark.parametrize(
+    "description", ["h100x2,crash=nvmlDeviceGetUtilizationRates", "a100x2,mig=1g.5gb,crash=nvmlDeviceGetGpuInstanceId"]
+)
+def test_a_gpu_that_was_read_in_part_is_partial(description: str) -> None:
+    result = run("--simulate", description)
+    assert result.exit_code == 0
+    assert [re.split(r" {2,}", row)[-1] for row in result.stdout.splitlines()[2:4]] == ["partial"] * 2
+    assert "partial, without " in on_terminal(80, "--simulate", description)
+
+
 def test_output_without_utf8() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     command = [sys.executable, "-m", "nvsandbox", "query", "--simulate", "h100,garbage=1"]
@@ -282,6 +301,16 @@ def test_a_table_of_80_columns_on_a_terminal(description: str) -> None:
     assert "…" not in out
 
 
+@pytest.mark.parametrize("model", sorted(simulate.profiles()))
+def test_a_wide_terminal_has_a_line_for_each_gpu(model: str) -> None:
+    out = on_terminal(160, "--simulate", f"{model}x3,frozen=1").splitlines()
+    assert max(map(len, out)) <= 160
+    for gpu in listed(f"{model}x3,frozen=1")["gpus"]:
+        (line,) = (line for line in out if gpu["uuid"] in line)
+        for text in (gpu["name"], gpu["pci_bus_id"], str(round(gpu["memory_free_bytes"] / MIB)), "ok"):
+            assert text in line
+
+
 def test_a_narrow_terminal_loses_nothing() -> None:
     out = on_terminal(40, "--simulate", "h100,frozen=1").replace("\n", "")
     gpu = listed("h100,frozen=1")["gpus"][0]
@@ -313,7 +342,12 @@ def test_the_environment_gives_defaults() -> None:
         (["--timeout", "-1"], "above 0"),
         (["--isolation", "none"], "mount"),
         (["--driver-root", "/nowhere/at/all"], "does not exist"),
-        (["--simulate", "h100", "--library", "/bin/true"], "exclude each other"),
+        (["--driver-root", "/nowhere/at/all"], "--driver-root /nowhere/at/all does not exist"),
+        (
+            ["--simulate", "h100", "--library", "/bin/true"],
+            "--simulate h100 and --library /bin/true exclude each other",
+        ),
+        (["--simulate", "h100", "--devices", "GPU-12345678"], "--devices GPU-12345678: with --simulate h100 expected"),
         (["surplus"], "surplus"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -354,7 +388,20 @@ def test_where_nvml_fails_it_is_1(description: str, type_: str, nvml_code: int) 
 def test_no_library_is_1_and_says_where_it_looked(tmp_path: Path) -> None:
     result = run("--driver-root", str(tmp_path))
     no_traceback(result, 1)
-    assert "libnvidia-ml.so.1" in result.stderr
+    assert f"none was found under --driver-root {tmp_path}; " in result.stderr
+    assert "? simulated GPUs need none: --simulate h100x8; tried:" in result.stderr
+
+
+def test_errors_speak_of_options_not_of_keywords() -> None:
+    written = failure.as_options(
+        "driver_root='/a b' library= dev_root=\"/x\" devices=[0, 2]: timeout=-1.0: simulate='h100,na=1' devices="
+    )
+    assert written == (
+        "--driver-root '/a b' --library --dev-root /x --devices 0,2: --timeout -1.0: --simulate h100,na=1 --devices"
+    )
+    result = run("--simulate", "h100", "--devices", "3")
+    assert result.stderr.startswith("nvsandbox: --devices 3: none of the simulated GPUs has")
+    assert "=" not in run("--library", "/bin/true").stderr
 
 
 def test_no_privilege_is_3_and_names_it() -> None:

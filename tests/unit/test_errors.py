@@ -22,12 +22,19 @@ ALL: list[tuple[Exception, type[Exception] | None, dict[str, Any], str]] = [
         {"step": "tmpfs on /dev", "errno": 13, "path": "/dev", "detail": "cannot mount"},
         "tmpfs on /dev: cannot mount [/dev]: Permission denied (errno 13)",
     ),
+    (
+        nvsandbox.SandboxStartError("devices", 0, "", "devices=[3]: none"),
+        None,
+        {"step": "devices"},
+        "devices=[3]: none",
+    ),
     (nvsandbox.SandboxStartError("hello"), None, {"errno": 0, "path": ""}, "hello: failed"),
     (
         nvsandbox.LibraryNotFound(2, "/x", "none", ("/x: none", "/y: stub")),
         pynvml.NVMLError_LibraryNotFound,
         {"tried": ("/x: none", "/y: stub"), "step": "library", "errno": 2},
-        "no usable libnvidia-ml.so.1: none; tried:\n  /x: none\n  /y: stub",
+        "no usable libnvidia-ml.so.1: none; simulated GPUs need none: simulate='h100x8'; tried:"
+        "\n  /x: none\n  /y: stub",
     ),
     (nvsandbox.SandboxClosed("over"), pynvml.NVMLError_Uninitialized, {}, "over"),
     (

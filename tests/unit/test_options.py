@@ -81,6 +81,20 @@ def test_environment(variable: str, text: str, name: str, expected: object) -> N
     assert getattr(make({}, {variable: ""}), name) == getattr(Options(), name), "empty is as good as unset"
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("NVSANDBOX_TIMEOUT", "abc", "expected seconds, such as 5, or none for no limit"),
+        ("NVSANDBOX_TIMEOUT", "-1", "timeout=-1.0: expected seconds above 0"),
+        ("NVSANDBOX_RESTART", "maybe", "expected 1, 0, or how many restarts"),
+        ("NVSANDBOX_PRIVILEGED", "maybe", "expected 1 or 0"),
+    ],
+)
+def test_a_wrong_variable_says_what_would_be_right(variable: str, text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"{variable}='{text}': {expected}"):
+        make({}, {variable: text})
+
+
 def test_every_option_has_a_variable() -> None:
     assert set(options._ENVIRONMENT) == set(Options.__dataclass_fields__) == set(options._CHECKS)
     for name, (variables, _) in options._ENVIRONMENT.items():

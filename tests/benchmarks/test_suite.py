@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark suite measures what it says: every way gives the same answers, and a run becomes a table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host import can_play_host, require
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TESTS = Path(__file__).resolve().parents[1]
+
+WAYS = ["direct", "shm", "routed", "pipe", "worker", "rpyc", "manager", "fork", "unshare", "bwrap"]
+OPTIONAL = {"rpyc", "bwrap"}
+
+ANSWERS = """
+import json, os, sys
+sys.path[:0] = sys.argv[1:3]
+import host
+host.play_host()
+from ways import Target, Ways
+from workloads import WORKLOADS
+target, query, names = Target(*json.loads(sys.argv[3])), sys.argv[4], sys.argv[5].split()
+before = set(os.listdir("/dev"))
+with Ways(target, [name for name in names if name != "direct"], query) as ways:
+    found = {name: {key: ways.answer(name, key, 1) for key in WORKLOADS} for name in ways.names}
+    print("asked", *ways.names, file=sys.stderr)
+new = sorted(set(os.listdir("/dev")) - before)
+with Ways(target, ["direct"]) as direct:
+    found["direct"] = {key: direct.answer("direct", key, 1) for key in WORKLOADS}
+json.dump({"answers": found, "missing": ways.missing, "new": new}, sys.stdout)
+"""
+
+
+def run(*command: object, timeout: float = 100) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd="/", capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The do-nothing libraries and the program that asks."""
+    require(can_play_host(), "needs CAP_SYS_ADMIN, to make mount namespaces")
+    require(shutil.which("cc") or shutil.which("gcc"), "needs a C compiler")
+    folder = tmp_path_factory.mktemp("built")
+    run(BENCHMARKS / "bench.py", "--compile", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def simulator() -> str:
+    return run("-c", "import nvsandbox; print(nvsandbox.__path__[0])").strip() + "/sim/libnvidia-ml.so.1"
+
+
+@pytest.mark.parametrize("simulate", ["", "h100x2,frozen=1,procs=100"], ids=["null", "simulator"])
+def test_all_ways_give_the_same_answers(built: Path, simulator: str, simulate: str) -> None:
+    """And all of them, direct calls apart, leave the host's /dev as it is, or they would be no alternatives."""
+    library = simulator if simulate else str(built / "null" / "libnvidia-ml.so.1")
+    target = json.dumps([library, simulate])
+    text = run("-c", ANSWERS, BENCHMARKS, TESTS, target, built / "nvml-query", " ".join(WAYS))
+    found: dict[str, Any] = json.loads(text)
+    assert found["missing"].keys() <= OPTIONAL, found["missing"]
+    assert found["answers"].keys() == set(WAYS) - found["missing"].keys()
+    direct = found["answers"]["direct"]
+    assert len(direct["processes"]) == 100
+    assert len(direct["fields"]) == 50
+    for way, answers in found["answers"].items():
+        assert answers == direct, way
+    assert found["new"] == []
+
+
+def test_a_run_becomes_a_table(built: Path, tmp_path: Path) -> None:
+    """A quick one, of the parts that show most."""
+    parts = ["calls-null", "scrape", "memory"]
+    arguments = [argument for part in parts for argument in ("--part", part)]
+    arguments += ["--quick", "--built", str(built), "--out", str(tmp_path), "--way", "shm", "--way", "worker"]
+    text = run(BENCHMARKS / "bench.py", *arguments)
+    summary = json.loads((tmp_path / "bench.json").read_text())
+    assert summary["failed"] == []
+    assert {(entry["part"], entry["way"]) for entry in summary["results"]} >= {
+        ("calls, null", "direct"),
+        ("calls, null", "shm"),
+        ("calls, null", "worker"),
+        ("scrape", "shm"),
+        ("memory", "shm"),
+    }
+    for entry in summary["results"]:
+        assert 0 < entry["q1"] <= entry["median"] <= entry["q3"] or entry["part"] == "memory", entry
+        if entry["way"] == "direct":
+            assert entry["ratio"]["median"] == 1
+    scrape = next(entry for entry in summary["results"] if entry["part"] == "scrape")
+    assert scrape["case"] == "8 GPUs, 488 calls"
+    assert text.startswith("# What a call costs")
+    assert (tmp_path / "bench.md").read_text().strip() == text.strip()
+    assert "| temperature / direct, NVML doing nothing | at most 1.5 |" in text
+
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- targets -->\nof yesterday\n<!-- end of targets -->\nafter\n")
+    run(BENCHMARKS / "bench.py", "--fill", page, "--baseline", tmp_path / "bench.json")
+    filled = page.read_text()
+    assert filled.startswith("before\n<!-- targets -->\n")
+    assert filled.endswith("<!-- end of targets -->\nafter\n")
+    assert "at most 1.5" in filled
+    assert "of yesterday" not in filled
+
+
+COMPARED = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import bench
+def summary(*figures):
+    return {"failed": [], "results": [
+        {"part": "scrape", "case": "1", "way": "shm", "unit": "s", "ratio": {"median": figures[0]}},
+        {"part": "threads", "case": "4", "way": "shm", "unit": "calls/s", "ratio": {"median": figures[1]}},
+        {"part": "scrape", "case": "1", "way": "worker", "unit": "s", "ratio": {"median": figures[2]}},
+    ]}
+runs, asked = [summary(*figures) for figures in json.loads(sys.argv[3])], []
+bench.run = lambda parts, settings: (asked.append(parts), runs.pop(0))[1]
+baseline = Path(sys.argv[2])
+baseline.write_text(json.dumps(summary(2.0, 0.8, 10)))
+print(bench.check(baseline, {"quick": False}), json.dumps(asked))
+"""
+
+
+@pytest.mark.parametrize(
+    ("runs", "status", "asked"),
+    [
+        pytest.param([[2.2, 0.75, 99]], 0, 1, id="within 15 %, and others do not count"),
+        pytest.param([[2.4, 0.8, 10], [2.1, 0.8, 10]], 0, 2, id="worse once"),
+        pytest.param([[2.4, 0.8, 10], [2.1, 0.6, 10]], 0, 2, id="another one the second time"),
+        pytest.param([[2.4, 0.8, 10], [2.5, 0.8, 10], [2.4, 0.8, 10]], 1, 3, id="worse three times"),
+        pytest.param([[2.0, 0.6, 10], [2.0, 0.6, 10], [2.0, 0.65, 10]], 1, 3, id="less throughput three times"),
+        pytest.param([[1.0, 1.6, 10]], 0, 1, id="better"),
+    ],
+)
+def test_what_counts_as_worse(tmp_path: Path, runs: list[list[float]], status: int, asked: int) -> None:
+    text = run("-c", COMPARED, BENCHMARKS, tmp_path / "baseline.json", json.dumps(runs))
+    found, _, parts = text.splitlines()[-1].partition(" ")
+    assert int(found) == status, text
+    calls = json.loads(parts)
+    assert len(calls) == asked
+    assert all(len(again) == 1 for again in calls[1:])
+
+
+def test_the_getters_of_a_gpu_can_be_compared(simulator: str) -> None:
+    """The program for machines with a GPU, on the simulator."""
+    require(can_play_host(), "needs CAP_SYS_ADMIN, to make mount namespaces")
+    text = run(BENCHMARKS / "gpu_surface.py", "--simulate", "t4,frozen=1")
+    assert "the sandbox agrees with direct calls" in text

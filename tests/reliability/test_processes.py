@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""E1, and what else makes processes: fork under load, multiprocessing, prefork servers, daemons, subprocesses."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pynvml
+import pytest
+
+from nvsandbox import nvml_isolated
+
+
+def _child(action: Any) -> int:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return pid
+
+
+def _status(pid: int, limit: float = 20.0) -> int | str:
+    """Exit status of a child, or "hangs"."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if not select.select([pidfd], [], [], limit)[0]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return "hangs"
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(pidfd)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["bound", "plain"])
+def test_e1_forks_while_other_threads_call(plain: bool) -> None:
+    """Whichever locks they hold at the time are not there for ever in the child."""
+    with nvml_isolated(simulate="h100x8") as nvml:
+        api = pynvml if plain else nvml
+        uuids = [nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(8)]
+        stop = threading.Event()
+        wrong: list[str] = []
+
+        def load(index: int) -> None:
+            while not stop.is_set():
+                found = api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(index))
+                if found != uuids[index]:
+                    wrong.append(found)
+                api.nvmlInit()
+                api.nvmlShutdown()
+
+        def child(number: int) -> None:
+            pynvml.nvmlInit()
+            assert api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(number % 8)) == uuids[number % 8]
+            nvml.session.close()
+
+        threads = [threading.Thread(target=load, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        try:
+            statuses = [_status(_child(lambda number=number: child(number))) for number in range(25)]
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert statuses == [0] * 25
+        assert wrong == []
+
+
+def test_e1_a_thousand_calls_interleaved_over_many_processes() -> None:
+    """Each answer is checked: a name with the number of its GPU and of its seed in it."""
+    with nvml_isolated(simulate="h100x8") as nvml:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(8)]
+        tokens = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+
+        def calls() -> None:
+            for number in range(1000):
+                index = (number * 7 + os.getpid()) % 8
+                assert nvml.nvmlDeviceGetUUID(handles[index]) == tokens[index]
+            nvml.session.close()
+
+        children = [_child(calls) for _ in range(4)]
+        for number in range(1000):
+            assert nvml.nvmlDeviceGetUUID(handles[number % 8]) == tokens[number % 8]
+        assert [_status(pid) for pid in children] == [0] * 4
+        assert nvml.session.stats()["deaths"] == 0
+
+
+def test_a_child_does_not_keep_a_worker_of_its_parent() -> None:
+    """Forked while another thread starts a worker; the parent is killed, the child lives on."""
+
+    def parent(ready: int) -> None:
+        starting = threading.Thread(target=lambda: nvml_isolated(simulate="t4,init_ms=1500").__enter__(), daemon=True)
+        starting.start()
+        time.sleep(0.5)
+        child = os.fork()
+        if child == 0:
+            os.close(0)
+            time.sleep(60)
+            os._exit(0)
+        os.write(ready, f"{child}\n".encode())
+        starting.join()
+        time.sleep(60)
+
+    read, write = os.pipe()
+    pid = _child(lambda: parent(write))
+    os.close(write)
+    child = int(os.read(read, 64))
+    os.close(read)
+    try:
+        time.sleep(1.5)
+        workers = _workers_of(pid)
+        assert len(workers) == 1
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        end = time.monotonic() + 5
+        while any(_is_worker(worker) for worker in workers) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not any(_is_worker(worker) for worker in workers)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def _workers_of(parent: int) -> list[int]:
+    import host
+
+    return [
+        pid
+        for pid, (name, its_parent) in host.processes().items()
+        if its_parent == parent and name.startswith("nvsandbox-work")
+    ]
+
+
+def _is_worker(pid: int) -> bool:
+    import host
+
+    return host.processes().get(pid, ("", 0))[0].startswith("nvsandbox-work") and not host.has_ended(pid)
+
+
+MULTIPROCESSING = """
+import json, multiprocessing, os, sys
+import nvsandbox, pynvml
+
+def work(index):
+    with nvsandbox.nvml_isolated(simulate="h100x4") as nvml:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        found = {nvml.nvmlDeviceGetUUID(handle) for _ in range(100)}
+        return index, list(found), nvml.session.pid, os.getpid()
+
+def failing(index):
+    with nvsandbox.nvml_isolated(simulate="h100x4,crash=nvmlDeviceGetPowerUsage") as nvml:
+        nvml.nvmlDeviceGetPowerUsage(nvml.nvmlDeviceGetHandleByIndex(index))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    with nvsandbox.nvml_isolated(simulate="h100x4") as nvml:
+        uuids = [nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(4)]
+        with context.Pool(3) as pool:
+            found = pool.map(work, [0, 1, 2, 3] * 3)
+            try:
+                pool.apply(failing, (0,))
+                error = ""
+            except nvsandbox.WorkerDied as caught:  # pickled on its way
+                error = str(caught)
+            pool.close()
+            pool.join()
+        assert all(answers == [uuids[index]] for index, answers, _, _ in found), found
+        workers = {worker for _, _, worker, _ in found}
+        assert nvml.session.pid not in workers
+        assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(2)) == uuids[2]
+    print(json.dumps([error, nvml.session.stats()["deaths"]]))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(program: Any, tmp_path: Any, method: str) -> None:
+    path = tmp_path / "main.py"  # what spawns imports it again
+    path.write_text(MULTIPROCESSING)
+    done = subprocess.run([sys.executable, "-W", "ignore", str(path), method], capture_output=True, timeout=60, cwd="/")
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"SIGSEGV" in done.stdout
+
+
+def test_prefork_server(program: Any) -> None:
+    """As gunicorn with preload: opened in the master, used in the workers, which are killed and replaced."""
+    found = program(
+        """
+        import json, os, signal, sys, time
+        import nvsandbox
+
+        nvml = nvsandbox.install(simulate="h100x8")
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(8)]
+        uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        master = nvml.session.pid
+
+        def serve(number, end):
+            answers = [nvml.nvmlDeviceGetUUID(handle) for handle in handles for _ in range(10)]
+            os.write(end, json.dumps([answers == [uuid for uuid in uuids for _ in range(10)], nvml.session.pid])
+                     .encode() + b"\\n")
+            time.sleep(60)
+
+        def start(number):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    serve(number, end)
+                finally:
+                    os._exit(1)
+            return pid
+
+        read, end = os.pipe()
+        lines = os.fdopen(read)
+        servers = [start(number) for number in range(4)]
+        results = [json.loads(lines.readline()) for _ in servers]
+        os.kill(servers[0], signal.SIGKILL)
+        os.waitpid(servers[0], 0)
+        servers[0] = start(0)
+        results.append(json.loads(lines.readline()))
+        assert nvml.nvmlDeviceGetCount() == 8
+        for server in servers:
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
+        assert nvml.session.pid == master
+        time.sleep(0.3)
+        left = [pid for _, pid in results if os.path.exists(f"/proc/{pid}")
+                and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"]
+        print(json.dumps([[fine for fine, _ in results], len({pid for _, pid in results} - {master}), left]))
+        """
+    )
+    assert found == [[True] * 5, 5, []]
+
+
+def test_daemon(program: Any) -> None:
+    """Opened before the program daemonises by a double fork and closes all descriptors."""
+    found = program(
+        """
+        import json, os
+        import nvsandbox, pynvml
+
+        read, write = os.pipe()
+        nvsandbox.install(simulate="h100x2")
+        assert pynvml.nvmlDeviceGetCount() == 2
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            if os.fork() > 0:
+                os._exit(0)
+            os.chdir("/")
+            for fd in range(64):
+                if fd != write:
+                    try:
+                        os.close(fd)
+                    except OSError:
+                        pass
+            for _ in range(3):
+                os.open("/dev/null", os.O_RDWR)
+            try:
+                names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(2)]
+                os.write(write, json.dumps(names).encode())
+            except BaseException as error:
+                os.write(write, json.dumps(repr(error)).encode())
+            nvsandbox.install(simulate="h100x2").session.close()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(write)
+        with os.fdopen(read) as file:
+            print(file.read())
+        """
+    )
+    assert [name[:11] for name in found] == ["NVIDIA H100"] * 2
+
+
+def test_subprocesses_inherit_nothing() -> None:
+    def inherited() -> list[str]:
+        command = [sys.executable, "-c", "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))"]
+        ways: tuple[dict[str, Any], ...] = ({}, {"close_fds": False}, {"preexec_fn": lambda: None})
+        return [subprocess.run(command, capture_output=True, check=True, **way).stdout.decode() for way in ways]
+
+    before = inherited()
+    with nvml_isolated(simulate="t4") as nvml, nvml_isolated(simulate="t4", transport="pipe") as other:
+        assert nvml.nvmlDeviceGetCount() == other.nvmlDeviceGetCount() == 1
+        assert inherited() == before
+        assert nvml.nvmlDeviceGetCount() == other.nvmlDeviceGetCount() == 1
