@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nvsandbox import isolation as ladder
+from nvsandbox import restarts
 from nvsandbox import simulate as simulation
 from nvsandbox._core import lib
 
@@ -40,7 +41,7 @@ class Options:
     devices: tuple[int | str, ...] | None = None
     privileged: bool = False
     timeout: float | None = 30.0
-    restart: bool | int = True
+    restart: bool | int = restarts.DEFAULT
     transport: str = "auto"
     simulate: str | None = None
     recycle_after: Recycle | None = None
@@ -153,14 +154,16 @@ def _timeout(value: object) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong_type("timeout", value, "seconds, or None for no limit")
-    if not value > 0 or math.isnan(value):
+    if not value > 0:
         raise _wrong("timeout", value, "seconds above 0, or None for no limit")
-    return None if math.isinf(value) else float(value)
+    # What goes beyond a float (an int can) is no limit either.
+    return None if value > sys.float_info.max else float(value)
 
 
 def _restart(value: object) -> bool | int:
     if isinstance(value, bool):
-        return value
+        # Not True, which Python takes for 1: that would be equal to one restart in a minute, and share its worker.
+        return restarts.DEFAULT if value else False
     if not isinstance(value, int):
         raise _wrong_type("restart", value, "True, False, or how many restarts are allowed in a minute")
     if not 0 < value <= 1_000_000:

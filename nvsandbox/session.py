@@ -38,7 +38,6 @@ from nvsandbox.errors import (
     nvml_error,
 )
 from nvsandbox.options import Options
-from nvsandbox.restarts import DEFAULT as RESTARTS_DEFAULT
 from nvsandbox.restarts import WINDOW as RESTART_WINDOW
 from nvsandbox.restarts import Restarts
 from nvsandbox.revival import Recipes
@@ -95,10 +94,6 @@ _deadlines: contextvars.ContextVar[tuple[tuple[object, float], ...]] = contextva
 )
 
 
-def _restarts_allowed(restart: bool | int) -> int:
-    return RESTARTS_DEFAULT if restart is True else int(restart)
-
-
 _sessions: weakref.WeakSet[NVMLSession] = weakref.WeakSet()
 """All that this process has, open or not: in a forked child each needs new locks."""
 
@@ -145,7 +140,7 @@ class NVMLSession:
         # Not the lock above, which is held during a start: calls that are under way meanwhile are counted too.
         self._counts_lock = threading.RLock()
         self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0, "recycles": 0}
-        self._restarts = Restarts(_restarts_allowed(options.restart))
+        self._restarts = Restarts(int(options.restart))
         self._death_hooks: list[Callable[[WorkerDied], object]] = []
         self._restart_hooks: list[Callable[[NVMLSession], object]] = []
         self._stateful = 0  # event sets and GPM samples: they would not survive a recycling
@@ -261,7 +256,7 @@ class NVMLSession:
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
             raise ValueError(f"seconds={seconds!r}: expected a number of seconds, 0 or more")
-        end = time.monotonic() + seconds
+        end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)  # an int may be more than a float can be
         outer = self._deadline()
         token = _deadlines.set(((self, end if outer is None else min(end, outer)), *_deadlines.get()))
         self._suspend(1)

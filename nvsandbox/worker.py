@@ -10,6 +10,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import mmap
 import os
 import select
@@ -103,7 +104,7 @@ class Lane:
     Whoever holds it (:meth:`enter`) uses it, so that nobody unmaps the memory under an exchange.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
         self._pid = os.getpid()
         self._lane: Any = None
         self._closed = False
@@ -127,7 +128,7 @@ class Lane:
         self._lane = lane
         self.enter()
         try:
-            worker.open_channel(lib.NVS_CHANNEL_LANE, fd[0], lib.NVS_LANE_SIZE)
+            worker.open_channel(lib.NVS_CHANNEL_LANE, fd[0], lib.NVS_LANE_SIZE, wait)
         except BaseException:
             self.close()
             raise
@@ -197,7 +198,7 @@ class Lane:
 class _Pipe:
     """A thread's socket channel: any size, and some tens of microseconds slower."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
         self._busy = threading.Lock()
         self.enter()
         self._worker = weakref.proxy(worker)
@@ -205,7 +206,7 @@ class _Pipe:
         self._socket = ours
         with theirs:
             try:
-                worker.open_channel(lib.NVS_CHANNEL_PIPE, theirs.fileno(), 0)
+                worker.open_channel(lib.NVS_CHANNEL_PIPE, theirs.fileno(), 0, wait)
             except BaseException:
                 ours.close()
                 raise
@@ -566,8 +567,9 @@ class Worker:
                 raise SandboxStartError("control", error.errno or 0, "", "sending to the worker") from error
             # Its own last words tell more than our EPIPE: the reading of the answer finds them.
 
-    def _receive(self, expected: int, deadline: float, doing: str) -> Any:
-        """The worker's next message, which is a report or an `expected` one of another kind."""
+    def _receive(self, expected: int, deadline: float, doing: str, wait: Callable[[], None] | None = None) -> Any:
+        """The worker's next message, which is a report or an `expected` one of another kind. `wait` is called between
+        waits and may raise."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -577,13 +579,13 @@ class Worker:
                     "",
                     f"the worker was still {doing} after {START_LIMIT:g} s, the limit of a start",
                 )
-            self._control.settimeout(min(left, 0.1))
+            self._control.settimeout(min(left, 0.1 if wait is None else _SLICE_NS / 1e9))
             try:
                 message = self._control.recv(lib.NVS_MESSAGE_MAX)
                 break
             except TimeoutError:
                 if not self._reap():
-                    self._go_on()
+                    (wait or self._go_on)()
                     continue
                 # Something that this process has forked, and that we were not told of, holds the other end.
                 message = self._last_words()
@@ -631,10 +633,12 @@ class Worker:
         tried = tuple(line for line in _text(body.tried).split("\n") if line)
         return LibraryNotFound(int(body.error.err), _text(body.error.path), _text(body.error.detail), tried)
 
-    def open_channel(self, kind: int, fd: int, size: int) -> None:
+    def open_channel(self, kind: int, fd: int, size: int, wait: Callable[[], None]) -> None:
         """Sends the worker's end of a channel. Raises SandboxStartError if the worker refuses it, WorkerDied if it is
-        gone."""
-        with self._control_lock:
+        gone, and what `wait` raises, which is called between waits."""
+        while not self._control_lock.acquire(timeout=_SLICE_NS / 1e9):
+            wait()
+        try:
             self._check_alive("opening a channel")
             self._next_id += 1
             mine = self._next_id
@@ -647,20 +651,21 @@ class Worker:
             self._send(bytes(ffi.buffer(message)), fd)
             # The answers come in order, but not always to who waits: an interrupted open leaves one behind, and
             # an open in a signal handler takes the one of the open that it interrupted.
-            deadline = time.monotonic() + 10.0
             while mine not in self._answered:
-                self._answered.add(int(self._receive(lib.NVS_MSG_OPENED, deadline, "opening a channel").id))
+                self._answered.add(int(self._receive(lib.NVS_MSG_OPENED, math.inf, "opening a channel", wait).id))
             self._answered.discard(mine)
+        finally:
+            self._control_lock.release()
 
     # ---- calls
 
-    def _channel(self, kind: str) -> tuple[Lane | _Pipe, bool]:
+    def _channel(self, kind: str, wait: Callable[[], None]) -> tuple[Lane | _Pipe, bool]:
         """This thread's channel of a kind, entered, and whether it is for one call only."""
         make = Lane if kind == "lane" else _Pipe
         holder: _Holder | None = getattr(self._channels, kind)
         if holder is not None and holder.channel.enter():
             return holder.channel, False
-        channel = make(self)
+        channel = make(self, wait)
         with self._state_lock:
             self._open.add(channel)
         if holder is not None:
@@ -741,14 +746,14 @@ class Worker:
             self._inside += 1
         try:
             reply = None
-            held = self._lane_if_possible()
+            held = self._lane_if_possible(wait)
             if held is not None:
                 sent = len(frame) <= lib.NVS_LANE_FRAME
                 reply = self._on_channel("lane", held, frame, wait)
                 if reply is not None and reply[:4] == _TOO_LARGE:
                     reply = None
             if reply is None:
-                held = self._channel("pipe")
+                held = self._channel("pipe", wait)
                 sent = True
                 reply = self._on_channel("pipe", held, frame, wait)
                 if reply is None:
@@ -771,12 +776,12 @@ class Worker:
             with self._state_lock:
                 self._inside -= 1
 
-    def _lane_if_possible(self) -> tuple[Lane | _Pipe, bool] | None:
+    def _lane_if_possible(self, wait: Callable[[], None]) -> tuple[Lane | _Pipe, bool] | None:
         """This thread's lane, as _channel() gives it; None where calls go over sockets."""
         if not self._use_lanes:
             return None
         try:
-            return self._channel("lane")
+            return self._channel("lane", wait)
         except SandboxStartError as error:
             # No memfd_create (an outer seccomp profile), or RLIMIT_FSIZE: sockets do, some microseconds slower.
             if self.options.transport != "auto" or error.errno in _OUT_OF:

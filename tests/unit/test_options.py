@@ -16,7 +16,7 @@ GPU = "GPU-8f6d8a5a-0000-1111-2222-333344445555"
 
 def test_defaults() -> None:
     assert make({}, {}) == Options()
-    assert Options() == Options("/", None, None, "auto", None, False, 30.0, True, "auto", None)
+    assert Options() == Options("/", None, None, "auto", None, False, 30.0, 20, "auto", None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A Prometheus exporter: `exporter.py [PORT]`, needs prometheus_client. A scrape ends within SCRAPE_LIMIT, whatever
+NVML does, and a reading that fails costs that reading."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pynvml
+from prometheus_client import start_http_server
+from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily
+
+from nvsandbox import NVMLSession, nvml_isolated
+
+SCRAPE_LIMIT = 5.0  # seconds; below Prometheus' scrape_timeout
+GPU_LIMIT = 1.0  # so that a wedged GPU leaves time for the others
+
+METRICS: dict[str, tuple[str, Callable[[Any], float]]] = {
+    "gpu_memory_used_bytes": ("Memory in use.", lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used),
+    "gpu_utilization_ratio": ("Load.", lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+    "gpu_temperature_celsius": ("Temperature.", lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, 0)),
+    "gpu_power_watts": ("Power draw.", lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+}
+
+
+class Collector:
+    def __init__(self, session: NVMLSession) -> None:
+        self.session = session
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.deaths = 0
+        session.on_death(self.died)
+
+    def died(self, error: Exception) -> None:
+        self.deaths += 1
+        print(error, file=sys.stderr)
+
+    def read(self, what: str, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except pynvml.NVMLError_NotSupported:
+            return None  # not a failure: this GPU has no such reading
+        except pynvml.NVMLError as error:  # CallTimeout and WorkerDied are NVMLErrors too
+            self.failures[what, type(error).__name__] += 1
+            return None
+
+    def read_gpu(self, index: int, gauges: dict[str, GaugeMetricFamily]) -> None:
+        gpu = self.read("handle", lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+        uuid = gpu and self.read("uuid", lambda: pynvml.nvmlDeviceGetUUID(gpu))
+        for name, (_, question) in METRICS.items() if uuid else ():
+            value = self.read(name, partial(question, gpu))
+            if value is not None:
+                gauges[name].add_metric([uuid], value)
+
+    def describe(self) -> list[Any]:
+        return []  # or registering would scrape
+
+    def collect(self) -> list[Any]:
+        gauges = {name: GaugeMetricFamily(name, text, labels=["uuid"]) for name, (text, _) in METRICS.items()}
+        with self.session.deadline(SCRAPE_LIMIT):
+            for index in range(self.read("count", pynvml.nvmlDeviceGetCount) or 0):
+                with self.session.deadline(GPU_LIMIT):
+                    self.read_gpu(index, gauges)
+        failures = CounterMetricFamily("gpu_read_failures", "Readings that failed.", labels=["reading", "error"])
+        for labels, number in self.failures.items():
+            failures.add_metric(labels, number)
+        deaths = CounterMetricFamily("gpu_worker_deaths", "NVML workers that crashed or hung.", value=self.deaths)
+        return [*gauges.values(), failures, deaths]
+
+
+def main() -> None:
+    with nvml_isolated() as nvml:
+        REGISTRY.register(Collector(nvml.session))
+        start_http_server(int(sys.argv[1]) if sys.argv[1:] else 9835)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
