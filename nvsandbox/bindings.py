@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import pynvml
 
+from nvsandbox import _fast, plans
 from nvsandbox.errors import SandboxClosed, nvml_error
 
 _NVML_ERROR_UNINITIALIZED = 1
@@ -88,25 +89,28 @@ class Library:
     here: a shutdown that is one too many is NVML_ERROR_UNINITIALIZED and takes nothing from anybody else.
     """
 
-    def __init__(self, session: Caller) -> None:
+    def __init__(self, session: Caller, link: _fast.Link | None = None) -> None:
         self._session = session
+        self._link = link
         self._scopes: list[dict[str, Any]] = []  # the globals of functions that are bound to this
         self._inits = 0
         self._inits_lock = threading.RLock()  # reentrant, as the other locks here, for signal handlers call NVML too
         self._closed = False
         _libraries.add(self)
 
-    def __getattr__(self, name: str) -> Function:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("nvml"):
             self._check_open(name)
             if self._session.has_function(name):
-                function = self.__dict__[name] = Function(self, name)
+                function: Any = Function(self, name)
+                if self._link is not None and plans.eligible(name):
+                    function = _fast.Function(name, function, self._link)
+                self.__dict__[name] = function
                 return function
         raise AttributeError(f"the NVML library has no symbol {name!r}")
 
-    def __getitem__(self, name: str) -> Function:
-        function: Function = getattr(self, name)
-        return function
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
     def _check_open(self, name: str) -> None:
         if self._closed:
@@ -137,6 +141,9 @@ class Library:
             if self._closed:
                 return
             self._closed = True
+        for function in list(self.__dict__.values()):
+            if isinstance(function, _fast.Function):
+                function.forget()
         for _ in range(left):
             try:
                 self._session.call("nvmlShutdown", (), False)

@@ -43,10 +43,10 @@ _RELOC_POINTER: int = lib.NVS_RELOC_POINTER
 _RELOC_STRING: int = lib.NVS_RELOC_STRING
 _STRING_OUT = 1 << 63  # NVS_STRING_OUT
 
-_SimpleType: Any = ctypes.c_int.__mro__[1]  # ctypes._SimpleCData
-_PointerType: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]  # ctypes._Pointer
-_ByrefType: Any = type(ctypes.byref(ctypes.c_int()))
-_CData: Any = _SimpleType.__mro__[1]
+SimpleType: Any = ctypes.c_int.__mro__[1]  # ctypes._SimpleCData
+PointerType: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]  # ctypes._Pointer
+ByrefType: Any = type(ctypes.byref(ctypes.c_int()))
+_CData: Any = SimpleType.__mro__[1]
 
 # A C function that takes anything and does nothing with it: called with arguments that this module cannot convert, so
 # that ctypes itself raises what it would have raised.
@@ -55,10 +55,10 @@ _probe = ctypes.CDLL(None).getppid
 
 def pointed_handle(argument: Any) -> tuple[Any, int] | None:
     """The type and token of the handle that byref(handle) or pointer(handle) points to; None for anything else."""
-    target = argument._obj if isinstance(argument, _ByrefType) else argument
-    if isinstance(target, _PointerType) and target is argument and not is_opaque(type(target)):
+    target = argument._obj if isinstance(argument, ByrefType) else argument
+    if isinstance(target, PointerType) and target is argument and not is_opaque(type(target)):
         target = target.contents if target else None
-    if isinstance(target, _PointerType) and is_opaque(type(target)):
+    if isinstance(target, PointerType) and is_opaque(type(target)):
         return type(target), ctypes.c_void_p.from_buffer(target).value or 0
     return None
 
@@ -156,7 +156,7 @@ def _make_layout(ctype: Any) -> Layout:
         if handles or pointers or strings:
             return Layout(tuple(handles), tuple(pointers), tuple(strings))
         return _PLAIN
-    if issubclass(ctype, _PointerType):
+    if issubclass(ctype, PointerType):
         one = Run(0, 1, 8)
         return (
             Layout(handles=((one, handle_kind(ctype)),))
@@ -200,7 +200,7 @@ def _reachable(root: Any) -> list[Any]:
             waiting += item.values()
         elif isinstance(item, tuple | list):
             waiting += item
-        elif isinstance(item, _ByrefType):
+        elif isinstance(item, ByrefType):
             waiting.append(item._obj)
         elif isinstance(item, _CData):
             found.append(item)
@@ -223,7 +223,7 @@ def _told_count(ctype: Any, address: int, offset: int, element: Any) -> int:
     for entry in getattr(ctype, "_fields_", ()):
         name: str = entry[0]
         kind: Any = entry[1]
-        if issubclass(kind, _SimpleType) and kind._type_ in "IiLlQqHhBb" and _COUNT_NAME.search(name):
+        if issubclass(kind, SimpleType) and kind._type_ in "IiLlQqHhBb" and _COUNT_NAME.search(name):
             numbers.append(kind.from_address(address + getattr(ctype, name).offset).value)
     if len(numbers) != 1:
         return 1
@@ -301,18 +301,18 @@ class Call:
         if argument is None:
             return _VALUE, 0, 0
         kind = type(argument)
-        if kind is _ByrefType:
+        if kind is ByrefType:
             return self._byref(position, argument)
         if isinstance(argument, int):
             return _VALUE, 0, self._integer(argument)
-        if isinstance(argument, _PointerType):
+        if isinstance(argument, PointerType):
             value = ctypes.c_void_p.from_buffer(argument).value or 0
             if is_opaque(kind):
                 return _HANDLE, handle_kind(kind), value
             return self._pointed(value, kind._type_, 1)
         if isinstance(argument, ctypes.Array):
             return self._memory(ctypes.addressof(argument), kind, ctypes.sizeof(argument))
-        if isinstance(argument, _SimpleType):
+        if isinstance(argument, SimpleType):
             return self._simple(position, argument)
         if isinstance(argument, bytes):
             return self._bytes(argument + b"\0")
@@ -452,6 +452,21 @@ class Call:
         self._relocs.append((kind, handle, segment.offset + run.offset, run.count, run.stride, 0))
         if len(self._relocs) > lib.NVS_RELOCS_MAX:
             raise ValueError(f"{self.name}: arguments with more than {lib.NVS_RELOCS_MAX} groups of pointers")
+
+    @property
+    def arguments(self) -> list[tuple[int, int, int]]:
+        """For each argument: kind (NVS_ARG_…), kind of handle, value."""
+        return self._args
+
+    @property
+    def segments(self) -> int:
+        """How many pieces of the caller's memory it carries."""
+        return len(self._segments)
+
+    @property
+    def data_len(self) -> int:
+        """Bytes of data in its frame."""
+        return len(self._data)
 
     # -- frames
 

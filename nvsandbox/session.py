@@ -20,7 +20,7 @@ from typing import Any
 
 import pynvml
 
-from nvsandbox import diagnose, marshal
+from nvsandbox import _fast, diagnose, marshal, plans
 from nvsandbox import isolation as ladder
 from nvsandbox import options as options_
 from nvsandbox._core import lib
@@ -42,7 +42,7 @@ from nvsandbox.restarts import WINDOW as RESTART_WINDOW
 from nvsandbox.restarts import Restarts
 from nvsandbox.revival import Recipes
 from nvsandbox.routing import Route
-from nvsandbox.worker import Worker, given_up
+from nvsandbox.worker import LOOK_EVERY, Lane, Worker, given_up
 
 _log = logging.getLogger("nvsandbox")
 
@@ -148,6 +148,7 @@ class NVMLSession:
         self._recipes = Recipes()
         self._hint_text = ""
         self._hint_until = 0.0
+        self.link = self._make_link()
         self._worker: Worker | None = None
         _sessions.add(self)
         if too_many := self._too_many_given_up():
@@ -201,7 +202,50 @@ class NVMLSession:
         how many worker processes there are now that even SIGKILL has not ended, with those of earlier sessions with
         equal options."""
         with self._counts_lock:
-            return {**self._counts, "abandoned": given_up(self.options)}
+            counts = dict(self._counts)
+            if self.link is not None:
+                counts["calls"] += self.link.calls
+                counts["errors"] += self.link.errors
+            return {**counts, "abandoned": given_up(self.options)}
+
+    def _make_link(self) -> _fast.Link | None:
+        """What the short way for calls asks this session; None where there is none."""
+        if not plans.available or self.options.transport == "pipe":
+            return None
+        link = _fast.Link(self._fast_wait, self._fast_abandon, self._fast_learn, self.hint)
+        after = self.options.recycle_after
+        if after is not None:
+            # Only the slow way looks whether the worker has served its time.
+            link.look_every = min(after.calls or LOOK_EVERY, LOOK_EVERY)
+        return link
+
+    def _fast_wait(self, lane: Lane, name: str, waited: float) -> None:
+        worker = lane.worker
+        if worker is None:
+            raise SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
+        try:
+            worker.fast_wait(name, waited, self.options.timeout)
+        except WorkerDied:
+            self._note_death(worker)
+            raise
+        except CallTimeout:
+            self._count("timeouts")
+            self._note_death(worker)
+            raise
+
+    @staticmethod
+    def _fast_abandon(lane: Lane) -> None:
+        worker = lane.worker
+        if worker is not None:
+            worker.abandon_lane()
+
+    def _fast_learn(self, function: _fast.Function, arguments: tuple[Any, ...]) -> None:
+        worker = self._worker
+        if worker is not None and self.link is not None and worker.serial == self.link.serial:
+            name = function.__name__
+            index = worker.function(name, None)
+            if index is not None:
+                plans.teach(function, worker.serial, index, arguments)
 
     @contextlib.contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
@@ -215,10 +259,18 @@ class NVMLSession:
         end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)  # an int may be more than a float can be
         outer = self._deadline()
         token = _deadlines.set(((self, end if outer is None else min(end, outer)), *_deadlines.get()))
+        self._suspend(1)
         try:
             yield
         finally:
+            self._suspend(-1)
             _deadlines.reset(token)
+
+    def _suspend(self, change: int) -> None:
+        """While deadlines are open, calls go the slow way, which knows them."""
+        if self.link is not None:
+            with self._lock:
+                self.link.suspended += change
 
     def _deadline(self) -> float | None:
         for session, end in _deadlines.get():
@@ -268,7 +320,7 @@ class NVMLSession:
         attempts: list[tuple[str, str]] = []
         for step in ladder.steps(options.isolation):
             try:
-                worker = Worker(options, step, self._go_on)
+                worker = Worker(options, step, self._go_on, self.link)
             except LibraryNotFound:
                 raise
             except SandboxStartError as error:
@@ -281,6 +333,8 @@ class NVMLSession:
             if worker.init_result != _NVML_SUCCESS:
                 worker.stop()
                 raise nvml_error(worker.init_result, self._hint(worker))
+            if self.link is not None:
+                self.link.serial = worker.serial
             return worker
         tried = "; ".join(f"{step}: {reason}" for step, reason in attempts)
         raise SandboxUnavailable(
@@ -406,7 +460,7 @@ class NVMLSession:
                 fresh = self._start()
             except (SandboxError, pynvml.NVMLError) as error:
                 _log.warning("the NVML worker %d is not recycled, for no new one can be started: %s", worker.pid, error)
-                worker.calls = 0
+                worker.served_on()
                 return
             self._worker = fresh
             self._count("recycles")
@@ -646,7 +700,7 @@ class nvml_isolated:  # noqa: N801 - used as a function
     def __enter__(self) -> Any:
         session = _acquire(self._options)
         try:
-            library = Library(session)
+            library = Library(session, session.link)
             nvml: types.ModuleType = namespace(library, session)
             route = Route(library)
             route.open()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import math
 import mmap
@@ -23,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nvsandbox import _fast, marshal, roots, simulate
 from nvsandbox import isolation as ladder
-from nvsandbox import marshal, roots, simulate
 from nvsandbox._core import ffi, lib
 from nvsandbox.errors import (
     CallTimeout,
@@ -51,7 +52,10 @@ _KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up
 
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # passes, and a socket needs as much
 
-_MEMORY_LOOK = 64  # calls from one look at the worker's memory to the next
+LOOK_EVERY = 64
+"""Calls from one look at the worker's memory to the next."""
+
+_serials = itertools.count(1)
 
 _TOO_LARGE = int(lib.NVS_STATUS_TOO_LARGE).to_bytes(4, sys.byteorder)
 
@@ -94,19 +98,18 @@ def _environment(simulated: str | None) -> list[bytes]:
     return kept
 
 
-class _Closed(Exception):
-    """This channel was closed by the end of its worker, before anything was sent on it."""
-
-
-class _Lane:
+class Lane:
     """A thread's shared memory channel.
 
-    `busy` is held during an exchange, so that nobody unmaps the memory under it.
+    Whoever holds it (:meth:`enter`) uses it, so that nobody unmaps the memory under an exchange.
     """
 
     def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
-        self.busy = threading.Lock()
         self._pid = os.getpid()
+        self._lane: Any = None
+        self._closed = False
+        self._link = worker.link
+        self._worker = weakref.ref(worker)
         # All memory first: what fails from here on is undone.
         self._capacity: int = lib.NVS_LANE_FRAME
         # Pages of its own, of which only those that replies have reached cost memory. A bytearray's may come from the
@@ -123,6 +126,7 @@ class _Lane:
         if not lane:
             raise _own(_error(error))
         self._lane = lane
+        self.enter()
         try:
             worker.open_channel(lib.NVS_CHANNEL_LANE, fd[0], lib.NVS_LANE_SIZE, wait)
         except BaseException:
@@ -135,8 +139,6 @@ class _Lane:
         and may raise."""
         if len(frame) > self._capacity:
             return None
-        if self._lane is None:
-            raise _Closed
         status = lib.nvs_lane_call(
             self._lane, ffi.from_buffer(frame), len(frame), _SLICE_NS, self._reply_c, self._capacity, self._length
         )
@@ -154,17 +156,51 @@ class _Lane:
             raise marshal.BrokenReply("a reply that is larger than its lane")
         return memoryview(self._reply)[: self._length[0]]
 
+    def enter(self) -> bool:
+        """Whether this lane is the caller's until :meth:`leave`. Not if it is in use, or closed."""
+        return bool(lib.nvs_lane_enter(self._lane))
+
+    def leave(self) -> None:
+        """Ends what :meth:`enter` began."""
+        if not self._closed:
+            lib.nvs_lane_leave(self._lane)
+
+    @property
+    def taken(self) -> bool:
+        """Whether the worker has begun with what was sent last. For whoever has entered."""
+        return self._closed or bool(lib.nvs_lane_taken(self._lane))
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker at the other end, as long as anybody knows it."""
+        return self._worker()
+
+    @property
+    def address(self) -> int:
+        """Of the C side's struct, for the short way."""
+        return int(ffi.cast("uintptr_t", self._lane))
+
     def close(self) -> None:
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lib.nvs_lane_free(lane, os.getpid() != self._pid)
+        """For whoever has entered the lane, or knows that nobody has."""
+        if not self._closed:
+            self._closed = True
+            if self._link is not None:
+                self._link.invalidate()  # first: threads remember where the lane is
+            lib.nvs_lane_close(self._lane, os.getpid() != self._pid)
+
+    def __del__(self) -> None:
+        # Not before: another thread may stand in enter(), with a reference to this.
+        if self._lane is not None:
+            self.close()
+            lib.nvs_lane_free(self._lane, os.getpid() != self._pid)
 
 
 class _Pipe:
     """A thread's socket channel: any size, and some tens of microseconds slower."""
 
     def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
-        self.busy = threading.Lock()
+        self._busy = threading.Lock()
+        self.enter()
         self._worker = weakref.proxy(worker)
         ours, theirs = _socketpair(socket.SOCK_STREAM, "channel")
         self._socket = ours
@@ -175,6 +211,16 @@ class _Pipe:
                 ours.close()
                 raise
         ours.settimeout(_SLICE_NS / 1e9)
+
+    taken = True  # nobody knows
+
+    def enter(self) -> bool:
+        """Whether this channel is the caller's until :meth:`leave`. Not if it is in use."""
+        return self._busy.acquire(blocking=False)
+
+    def leave(self) -> None:
+        """Ends what :meth:`enter` began."""
+        self._busy.release()
 
     def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview:
         # One sendall() would lose count of what was sent when it times out, so piece by piece.
@@ -229,7 +275,7 @@ class _Channels(threading.local):
 class _Holder:
     """Closes a channel when nothing holds it any more."""
 
-    def __init__(self, worker: Worker, channel: _Lane | _Pipe) -> None:
+    def __init__(self, worker: Worker, channel: Lane | _Pipe) -> None:
         self.channel = channel
         self._worker = weakref.ref(worker)
 
@@ -238,10 +284,10 @@ class _Holder:
         # In a forked child the locals of all other threads end at once, and one of them may hold the worker's lock.
         if worker is not None and worker.owner == os.getpid():
             worker.forget(self.channel)
-        # Not under a thread that is in it: at the interpreter's exit the locals of daemon threads end before they do.
-        if self.channel.busy.acquire(blocking=False):
+        # Not under a thread that is in it: where another ends the sandbox in the middle of a call, which then has the
+        # last reference; and at the interpreter's exit, where the locals of daemon threads end before they do.
+        if self.channel.enter():
             self.channel.close()
-            self.channel.busy.release()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -273,7 +319,15 @@ class Worker:
     Raises, from the constructor: SandboxStartError, LibraryNotFound.
     """
 
-    def __init__(self, options: Options, isolation: str, go_on: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        isolation: str,
+        go_on: Callable[[], None] = lambda: None,
+        link: _fast.Link | None = None,
+    ) -> None:
+        self.link = link
+        self.serial = next(_serials)
         self.options = options
         self.isolation = isolation
         self._go_on = go_on  # called now and then during the start; what it raises ends that
@@ -285,7 +339,7 @@ class Worker:
         """What stands here for handles of earlier workers of the session."""
         self._functions: dict[str, int | None] = {}
         self._channels = _Channels()
-        self._open: set[_Lane | _Pipe] = set()
+        self._open: set[Lane | _Pipe] = set()
         # Reentrant: a signal handler of the caller's may run, and call NVML, while its thread holds one of them.
         self._control_lock = threading.RLock()
         self._state_lock = threading.RLock()
@@ -293,7 +347,9 @@ class Worker:
         self._use_lanes = options.transport != "pipe"
         self._death: tuple[int | None, int | None, str] | None = None
         self._inside = 0  # calls that are under way
-        self.calls = 0
+        self.calls = 0  # that the marshaller made
+        self._link_calls = 0 if link is None else link.calls
+        self._next_look = LOOK_EVERY
         self.answered = False
         """Whether it has ever answered."""
         self.noted = False
@@ -603,14 +659,13 @@ class Worker:
 
     # ---- calls
 
-    def _channel(self, kind: str, wait: Callable[[], None]) -> tuple[_Lane | _Pipe, bool]:
-        """This thread's channel of a kind, held busy, and whether it is for one call only."""
-        make = _Lane if kind == "lane" else _Pipe
+    def _channel(self, kind: str, wait: Callable[[], None]) -> tuple[Lane | _Pipe, bool]:
+        """This thread's channel of a kind, entered, and whether it is for one call only."""
+        make = Lane if kind == "lane" else _Pipe
         holder: _Holder | None = getattr(self._channels, kind)
-        if holder is not None and holder.channel.busy.acquire(blocking=False):
+        if holder is not None and holder.channel.enter():
             return holder.channel, False
         channel = make(self, wait)
-        channel.busy.acquire()
         with self._state_lock:
             self._open.add(channel)
         if holder is not None:
@@ -619,30 +674,56 @@ class Worker:
         setattr(self._channels, kind, _Holder(self, channel))
         return channel, False
 
-    def forget(self, channel: _Lane | _Pipe) -> None:
+    def forget(self, channel: Lane | _Pipe) -> None:
         """Takes a channel off the list of those to close at the end."""
         # Without the lock, for this is called at the interpreter's exit too, when a daemon thread may have ended with
         # it. One step for Python; if the end has the channel on its list by now, it is closed twice, which is harmless.
         self._open.discard(channel)
 
     def _on_channel(
-        self, kind: str, held: tuple[_Lane | _Pipe, bool], frame: bytearray, wait: Callable[[], None]
+        self, kind: str, held: tuple[Lane | _Pipe, bool], frame: bytearray, wait: Callable[[], None]
     ) -> memoryview | None:
         channel, once = held
         kept = False
         try:
             reply = channel.exchange(frame, wait)
             kept = not once and not self._stopping
+            if kept and self.link is not None and isinstance(channel, Lane):
+                # While nobody else can close it: from here on this thread's calls can go the short way.
+                self.link.attach(channel.address, channel)
             return reply
+        except WorkerDied as error:
+            error.sent = channel.taken
+            raise
         finally:
-            channel.busy.release()
-            if not kept:
+            if kept:
+                channel.leave()
+            else:
                 # Ended in the middle: what was asked on it is answered to nobody.
                 self.forget(channel)
                 channel.close()
                 holder: _Holder | None = getattr(self._channels, kind)
                 if holder is not None and holder.channel is channel:
                     setattr(self._channels, kind, None)
+
+    def fast_wait(self, name: str, waited: float, limit: float | None) -> None:
+        """As the `wait` of an exchange, for this thread's call that goes the short way."""
+        try:
+            self._check_alive(name)
+        except WorkerDied as error:
+            holder = self._channels.lane
+            error.sent = holder is None or holder.channel.taken
+            raise
+        if limit is not None and waited > limit:
+            self.condemn(f"{name} did not return in time")
+            raise CallTimeout(name, limit)
+
+    def abandon_lane(self) -> None:
+        """Closes this thread's lane, on which a call has ended in the middle."""
+        holder = self._channels.lane
+        if holder is not None:
+            self._channels.lane = None
+            holder.close()
 
     def exchange(self, name: str, frame: bytearray, limit: float | None) -> marshal.Reply:
         """The reply to one frame.
@@ -683,21 +764,19 @@ class Worker:
         except CallTimeout:
             self.condemn(f"{name} did not return in time")
             raise
-        except _Closed:
-            raise self._unsent(name) from None
         except marshal.BrokenReply as error:
             if not self._reap():
                 self.condemn(f"it broke the protocol: {error}")
             raise self.death(name) from error
         except WorkerDied as error:
-            if sent:
+            if sent and error.sent:
                 raise
             raise self._unsent(name) from error
         finally:
             with self._state_lock:
                 self._inside -= 1
 
-    def _lane_if_possible(self, wait: Callable[[], None]) -> tuple[_Lane | _Pipe, bool] | None:
+    def _lane_if_possible(self, wait: Callable[[], None]) -> tuple[Lane | _Pipe, bool] | None:
         """This thread's lane, as _channel() gives it; None where calls go over sockets."""
         if not self._use_lanes:
             return None
@@ -797,6 +876,7 @@ class Worker:
             if self._stopping:
                 return
             self._stopping = True
+            self._unlink()
             self.condemned = True
             self._why = why
         _log.warning("ending the NVML worker %d: %s", self.pid, why)
@@ -807,11 +887,12 @@ class Worker:
         threading.Thread(target=self._finish, name=f"nvsandbox-finish-{self.pid}", daemon=True).start()
 
     def _finish(self) -> None:
+        self._unlink()
         while True:
             with self._state_lock:
                 if self._stopping:
                     return
-                if self._inside == 0:
+                if self._inside == 0 and not self._lanes_in_use():
                     self._stopping = True
                     self._why = "it was recycled"
                     self.recycled = True
@@ -819,12 +900,29 @@ class Worker:
             time.sleep(0.02)
         self._end()
 
+    def _lanes_in_use(self) -> bool:
+        """Whether calls that went the short way are under way."""
+        for channel in self._open:
+            if not channel.enter():
+                return True
+            channel.leave()
+        return False
+
+    def served_on(self) -> None:
+        """Counts its calls anew."""
+        self.calls = 0
+        self._link_calls = 0 if self.link is None else self.link.calls
+
     def outlived(self, after: Recycle) -> bool:
         """Whether this worker has served its time."""
+        calls = self.calls
+        if self.link is not None:
+            calls += self.link.calls - self._link_calls
         if after.calls is not None:
-            return self.calls >= after.calls
-        if self.calls % _MEMORY_LOOK or after.memory_bytes is None:
+            return calls >= after.calls
+        if calls < self._next_look or after.memory_bytes is None:
             return False
+        self._next_look = calls + LOOK_EVERY
         try:
             with open(f"/proc/{self.pid}/statm", encoding="ascii") as file:
                 pages = int(file.read().split()[1])
@@ -842,6 +940,7 @@ class Worker:
             if first and grace:
                 self._drain_until = time.monotonic() + _DRAIN_LIMIT
             self._stopping = True
+            self._unlink()
         if first:
             self._end(grace)
         else:
@@ -878,15 +977,20 @@ class Worker:
             self._control_lock.release()
         for channel in list(channels):  # forget() may still take some off
             # A busy one is closed by the thread that is in it, which sees that we are stopping.
-            if channel.busy.acquire(blocking=False):
+            if channel.enter():
                 with contextlib.suppress(Exception):
                     channel.close()
-                channel.busy.release()
         self._finished.set()
+
+    def _unlink(self) -> None:
+        """No more calls go the short way to this worker."""
+        if self.link is not None and self.link.serial == self.serial:
+            self.link.serial = 0
 
     def abandon(self) -> None:
         """In a forked child: closes what it inherited. The worker is the parent's, and is left alone."""
         self._stopping = True
+        self._unlink()
         self._why = "it belongs to the process that this one was forked from"
         self._control.close()
         if self._pidfd is not None:

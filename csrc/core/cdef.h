@@ -169,4 +169,8 @@ int nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t len
 int nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length);
 int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, int64_t wait_ns, void *reply,
                    size_t capacity, uint32_t *reply_length);
+int nvs_lane_enter (struct nvs_caller_lane *lane);
+void nvs_lane_leave (struct nvs_caller_lane *lane);
+int nvs_lane_taken (const struct nvs_caller_lane *lane);
+void nvs_lane_close (struct nvs_caller_lane *lane, int forked);
 void nvs_lane_free (struct nvs_caller_lane *lane, int forked);

@@ -41,12 +41,33 @@ int nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t len
 /* Waits for the reply of what was submitted, at most `wait_ns` and no longer than until a signal arrives. */
 int nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length);
 
+/* A lane is used by one call at a time: nvs_lane_enter gives 1 to whoever may use it, until nvs_lane_leave; 0 if it is in
+ * use, by its thread's own call that a signal handler has interrupted, or by the end of its worker. */
+int nvs_lane_enter (struct nvs_caller_lane *lane);
+void nvs_lane_leave (struct nvs_caller_lane *lane);
+
+/* Whether the worker has begun with the last request. If it is gone and has not, that one was not carried out. */
+int nvs_lane_taken (const struct nvs_caller_lane *lane);
+
+/* The parts of a call, for whoever writes the request in place (NVS_LANE_FRAME bytes at nvs_lane_frame): send it, look for the
+ * reply for a while, sleep until it is there or a signal comes (both 1 if it is), and how long it says that it is, which is at most
+ * NVS_LANE_FRAME. */
+unsigned char *nvs_lane_frame (struct nvs_caller_lane *lane);
+void nvs_lane_send (struct nvs_caller_lane *lane, uint32_t length);
+int nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns);
+int nvs_lane_sleep (struct nvs_caller_lane *lane, int64_t wait_ns);
+uint32_t nvs_lane_reply_length (const struct nvs_caller_lane *lane);
+
 /* Both in one. */
 int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, int64_t wait_ns, void *reply,
                    size_t capacity, uint32_t *reply_length);
 
-/* Ends the worker's thread for this lane, unmaps and frees. In a forked child the mapping is not there (MADV_DONTFORK)
- * and the worker is the parent's: pass forked = 1, and the lane is freed without touching what it shares. */
+/* Ends the worker's thread for this lane and unmaps it; nobody can enter it any more. Idempotent. For whoever has entered the lane,
+ * or knows that nobody has. In a forked child the mapping is not there (MADV_DONTFORK) and the worker is the parent's: pass
+ * forked = 1, and nothing shared is touched. */
+void nvs_lane_close (struct nvs_caller_lane *lane, int forked);
+
+/* Closes and frees. */
 void nvs_lane_free (struct nvs_caller_lane *lane, int forked);
 
 /* tables.c */

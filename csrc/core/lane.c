@@ -22,6 +22,7 @@ struct nvs_caller_lane {
     struct nvs_lane *shared;
     uint32_t number; /* of the last request, our own copy: what `request` holds may have been written by the worker */
     int fd;
+    _Atomic int busy;
     int spins; /* 0 with one CPU: the worker could not answer while we look */
 };
 
@@ -117,62 +118,89 @@ nvs_lane_sent (struct nvs_caller_lane *lane)
 }
 
 int
-nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length)
+nvs_lane_enter (struct nvs_caller_lane *lane)
 {
-    if (length > NVS_LANE_FRAME)
-        return -1;
-    memcpy ((char *)lane->shared + NVS_LANE_DATA, frame, length);
-    atomic_store_explicit (&lane->shared->request_length, (uint32_t)length, memory_order_relaxed);
+    int idle = 0;
+
+    return atomic_compare_exchange_strong_explicit (&lane->busy, &idle, 1, memory_order_acquire, memory_order_relaxed);
+}
+
+void
+nvs_lane_leave (struct nvs_caller_lane *lane)
+{
+    atomic_store_explicit (&lane->busy, 0, memory_order_release);
+}
+
+int
+nvs_lane_taken (const struct nvs_caller_lane *lane)
+{
+    return atomic_load_explicit (&lane->shared->taken, memory_order_acquire) == lane->number;
+}
+
+unsigned char *
+nvs_lane_frame (struct nvs_caller_lane *lane)
+{
+    return (unsigned char *)lane->shared + NVS_LANE_DATA;
+}
+
+void
+nvs_lane_send (struct nvs_caller_lane *lane, uint32_t length)
+{
+    atomic_store_explicit (&lane->shared->request_length, length, memory_order_relaxed);
     lane->number++;
     /* Sequentially consistent, as the worker's store of worker_sleeps is: one of the two sees the other's. */
     atomic_store (&lane->shared->request, lane->number);
     if (atomic_load (&lane->shared->worker_sleeps) != 0)
         futex_wake (&lane->shared->request);
-    return 0;
-}
-
-/* The reply, if it is there. Its length is read once; the bytes are copied before anyone looks at them. */
-static int
-take_reply (struct nvs_caller_lane *lane, void *reply, size_t capacity, uint32_t *length)
-{
-    uint32_t size;
-
-    if (atomic_load_explicit (&lane->shared->reply, memory_order_acquire) != lane->number)
-        return NVS_WAIT_PENDING;
-    size = atomic_load_explicit (&lane->shared->reply_length, memory_order_relaxed);
-    if (size > NVS_LANE_FRAME || size > capacity)
-        return NVS_WAIT_BROKEN;
-    memcpy (reply, (const char *)lane->shared + NVS_LANE_DATA, size);
-    *length = size;
-    return NVS_WAIT_DONE;
 }
 
 int
-nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length)
+nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length)
 {
-    int64_t start = now_ns ();
-    int64_t spin = lane->spins == 0 ? 0 : wait_ns < SPIN_NS ? wait_ns : SPIN_NS;
-    struct timespec timeout;
-    uint32_t seen;
-    int64_t left;
-    int status;
+    if (length > NVS_LANE_FRAME)
+        return -1;
+    memcpy (nvs_lane_frame (lane), frame, length);
+    nvs_lane_send (lane, (uint32_t)length);
+    return 0;
+}
 
-    do {
+static int
+answered (const struct nvs_caller_lane *lane)
+{
+    return atomic_load_explicit (&lane->shared->reply, memory_order_acquire) == lane->number;
+}
+
+int
+nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns)
+{
+    int64_t start = 0;
+
+    if (lane->spins == 0 || spin_ns <= 0)
+        return answered (lane);
+    for (;;) {
+        int64_t now;
+
         /* The clock costs as much as many looks. */
-        for (int i = 0; i < 64; i++) {
-            status = take_reply (lane, reply, capacity, length);
-            if (status != NVS_WAIT_PENDING)
-                return status;
-            if (spin == 0)
-                break;
+        for (int i = 0; i < 32; i++) {
+            if (answered (lane))
+                return 1;
             relax ();
         }
-    } while (now_ns () - start < spin);
+        now = now_ns ();
+        if (start == 0)
+            start = now;
+        if (now - start >= spin_ns)
+            return answered (lane);
+    }
+}
 
-    left = wait_ns - (now_ns () - start);
-    if (left > 0) {
-        timeout.tv_sec = (time_t)(left / 1000000000);
-        timeout.tv_nsec = (long)(left % 1000000000);
+int
+nvs_lane_sleep (struct nvs_caller_lane *lane, int64_t wait_ns)
+{
+    struct timespec timeout = { .tv_sec = (time_t)(wait_ns / 1000000000), .tv_nsec = (long)(wait_ns % 1000000000) };
+    uint32_t seen;
+
+    if (wait_ns > 0) {
         /* Say that we sleep, then look again, then sleep only if nothing has changed since: the worker stores the
          * reply's number before it looks at caller_sleeps. One wait, not a loop: a signal, for which Python has a
          * handler to run, ends it. */
@@ -182,7 +210,33 @@ nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_
             futex_wait (&lane->shared->reply, seen, &timeout);
         atomic_store_explicit (&lane->shared->caller_sleeps, 0, memory_order_relaxed);
     }
-    return take_reply (lane, reply, capacity, length);
+    return answered (lane);
+}
+
+uint32_t
+nvs_lane_reply_length (const struct nvs_caller_lane *lane)
+{
+    uint32_t length = atomic_load_explicit (&lane->shared->reply_length, memory_order_relaxed);
+
+    return length <= NVS_LANE_FRAME ? length : 0;
+}
+
+int
+nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length)
+{
+    int64_t start = now_ns ();
+    uint32_t size;
+
+    if (!nvs_lane_spin (lane, wait_ns < SPIN_NS ? wait_ns : SPIN_NS)
+        && !nvs_lane_sleep (lane, wait_ns - (now_ns () - start)))
+        return NVS_WAIT_PENDING;
+    /* Read once; the bytes are copied before anyone looks at them. */
+    size = atomic_load_explicit (&lane->shared->reply_length, memory_order_relaxed);
+    if (size > NVS_LANE_FRAME || size > capacity)
+        return NVS_WAIT_BROKEN;
+    memcpy (reply, nvs_lane_frame (lane), size);
+    *length = size;
+    return NVS_WAIT_DONE;
 }
 
 int
@@ -195,18 +249,27 @@ nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, i
 }
 
 void
-nvs_lane_free (struct nvs_caller_lane *lane, int forked)
+nvs_lane_close (struct nvs_caller_lane *lane, int forked)
 {
-    if (lane == NULL)
-        return;
-    if (!forked) {
+    if (lane->shared != NULL && !forked) {
         atomic_store (&lane->shared->closed, 1);
         /* Changed as well, so that a worker between its look and its sleep does not sleep. */
         atomic_fetch_add (&lane->shared->request, 0x80000000u);
         futex_wake (&lane->shared->request);
         (void)munmap (lane->shared, NVS_LANE_SIZE);
     }
+    lane->shared = NULL;
+    atomic_store (&lane->busy, 1); /* for good: nobody enters any more */
     if (lane->fd >= 0)
         (void)close (lane->fd);
+    lane->fd = -1;
+}
+
+void
+nvs_lane_free (struct nvs_caller_lane *lane, int forked)
+{
+    if (lane == NULL)
+        return;
+    nvs_lane_close (lane, forked);
     free (lane);
 }

@@ -210,6 +210,7 @@ lane_serve (struct channel *channel)
 
     while (lane_wait (channel, number, &number) && begin (channel)) {
         memset (&answer, 0, sizeof answer);
+        atomic_store_explicit (&lane->taken, number, memory_order_release);
         length = atomic_load_explicit (&lane->request_length, memory_order_relaxed);
         if (length > capacity)
             answer.reply.status = NVS_STATUS_BAD_FRAME;

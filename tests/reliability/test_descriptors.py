@@ -51,12 +51,13 @@ def test_standard_descriptors_closed(program: Any, transport: str) -> None:
             try:
                 nvml.nvmlDeviceGetCount()
             except Exception as error:
-                found.append(type(error).__name__)
+                # Where the death is noticed first, the call goes to a new worker instead.
+                assert type(error).__name__ == "WorkerDied", error
             found.append(nvml.nvmlDeviceGetCount())
         os.write(out, json.dumps(found).encode())
         """,
         transport,
-    ) == [2, 2, 2, "WorkerDied", 2]
+    ) == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("transport", ["shm", "pipe"])
@@ -73,11 +74,12 @@ def test_descriptors_above_1024(program: Any, transport: str) -> None:
             try:
                 nvml.nvmlDeviceGetCount()
             except Exception as error:
-                found.append(type(error).__name__)
+                # Where the death is noticed first, the call goes to a new worker instead.
+                assert type(error).__name__ == "WorkerDied", error
             found.append(nvml.nvmlDeviceGetCount())
             inside = os.listdir(f"/proc/{nvml.session.pid}/fd")
             found.append(max(map(int, inside)) < 64)
         print(json.dumps(found))
         """,
         transport,
-    ) == [2, "WorkerDied", 2, True]
+    ) == [2, 2, True]

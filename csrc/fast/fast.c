@@ -1,0 +1,967 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nvsandbox._fast: the short way for calls whose types are known.
+ *
+ * The marshaller (nvsandbox/marshal.py) can carry any call, in some tens of microseconds, most of which go into finding out
+ * from the arguments' types what a frame must say. A Function here remembers that, as a plan: the types of the arguments, and for
+ * each where its bytes go. A call whose arguments are of exactly those types is written into the lane, waited for and
+ * read back without a line of Python. Any other call, and whatever is out of the ordinary in it (no lane yet, another worker, a
+ * deadline, a stale handle, a reply that is not plain), is left to the slow callable that each Function stands before: the
+ * marshaller with all that belongs to it.
+ *
+ * Why a type of our own, and not a ctypes function object over a C function: ctypes converts the arguments, but keeps their types
+ * and sizes to itself, so that a Python frame would have to stand around it, and it lets go of the interpreter's lock for
+ * each call, which costs more than a cached value takes to come back. So this holds the lock for the first few microseconds of a
+ * wait, and only then lets others run.
+ *
+ * ctypes objects are read where their memory pointer lies in them. No API tells, so calibrate() is given objects together with what
+ * ctypes.addressof() says, and finds the one place in the object's own structure that fits all of them. If there is not exactly one,
+ * there is no fast path.
+ *
+ * The interpreter's lock guards everything here but the lane's memory. The stable ABI of Python 3.10 is used, and vectorcall in addition,
+ * whose names entered the stable ABI with 3.12, but which is the same since 3.9.
+ */
+#define Py_LIMITED_API 0x030a0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <structmember.h>
+#include <string.h>
+#include <time.h>
+
+#include "../core/core.h"
+
+#define PLANS_MAX      4    /* for each function: pynvml passes one or two sets of types */
+#define LEARN_MAX      64   /* after so many, a function whose types keep changing is left to the marshaller */
+#define HERE_MAX       4    /* sessions whose lanes a thread remembers */
+#define SPIN_LOCKED_NS 4000 /* with the interpreter's lock; others get it at least every 5 ms anyway */
+#define SLICE_NS       20000000
+#define ERROR_UNKNOWN  999
+
+#ifndef Py_TPFLAGS_HAVE_VECTORCALL
+#define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
+#endif
+typedef PyObject *(*vectorcall_t) (PyObject *, PyObject *const *, size_t, PyObject *);
+#define NARGS_OF(nargsf) ((Py_ssize_t)((nargsf) & ~((size_t)1 << (8 * sizeof (size_t) - 1))))
+
+/* ---- where things are in ctypes objects --------------------------------------------------------------- */
+
+static Py_ssize_t place_memory; /* in any ctypes instance: the pointer to its memory */
+static Py_ssize_t place_target; /* in what byref() makes: the object that it was given */
+static Py_ssize_t place_value;  /* in the same: the address that it stands for */
+static PyTypeObject *byref_type;
+static bool calibrated;
+
+static void *
+word_at (PyObject *object, Py_ssize_t place)
+{
+    void *word;
+
+    memcpy (&word, (const char *)object + place, sizeof word);
+    return word;
+}
+
+/* The only place in `object`'s `size` bytes that holds `wanted`; -1 if none or several do, or another than `before`. */
+static Py_ssize_t
+find_word (PyObject *object, Py_ssize_t size, const void *wanted, Py_ssize_t before)
+{
+    Py_ssize_t found = -1;
+
+    for (Py_ssize_t place = (Py_ssize_t)sizeof (PyObject); place + (Py_ssize_t)sizeof (void *) <= size;
+         place += (Py_ssize_t)sizeof (void *)) {
+        if (word_at (object, place) != wanted)
+            continue;
+        if (found >= 0)
+            return -1;
+        found = place;
+    }
+    return before == 0 || found == before ? found : -1;
+}
+
+/* calibrate (instances, references): instances are (object, address, basic size), references (byref, address, object,
+ * basic size). True if every one of them fits the same places. */
+static PyObject *
+calibrate (PyObject *module, PyObject *args)
+{
+    PyObject *instances;
+    PyObject *references;
+
+    (void)module;
+    if (!PyArg_ParseTuple (args, "O!O!", &PyList_Type, &instances, &PyList_Type, &references))
+        return NULL;
+    calibrated = false;
+    place_memory = place_target = place_value = 0;
+    for (Py_ssize_t i = 0; i < PyList_Size (instances); i++) {
+        PyObject *object;
+        Py_ssize_t size;
+        unsigned long long address;
+
+        if (!PyArg_ParseTuple (PyList_GetItem (instances, i), "OKn", &object, &address, &size))
+            return NULL;
+        place_memory = find_word (object, size, (void *)(uintptr_t)address, place_memory);
+        if (place_memory < 0)
+            Py_RETURN_FALSE;
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size (references); i++) {
+        PyObject *reference;
+        PyObject *object;
+        Py_ssize_t size;
+        unsigned long long address;
+
+        if (!PyArg_ParseTuple (PyList_GetItem (references, i), "OKOn", &reference, &address, &object, &size))
+            return NULL;
+        place_value = find_word (reference, size, (void *)(uintptr_t)address, place_value);
+        place_target = find_word (reference, size, object, place_target);
+        if (place_value < 0 || place_target < 0)
+            Py_RETURN_FALSE;
+        if (byref_type == NULL) {
+            byref_type = Py_TYPE (reference);
+            Py_INCREF (byref_type);
+        }
+    }
+    calibrated = place_memory > 0 && place_target > 0 && place_value > 0;
+    return PyBool_FromLong (calibrated);
+}
+
+/* ---- links: what a session tells the fast path -------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD unsigned long long serial; /* of the worker that calls go to; 0: none, take the slow way */
+    unsigned long long epoch;                /* changes when a lane of the session is closed */
+    unsigned long long calls;
+    unsigned long long errors;
+    unsigned long long look_every; /* every so many calls one goes the slow way; 0: none has to */
+    unsigned long long since_look;
+    int suspended;     /* deadlines are open: calls have other limits than the session's */
+    PyObject *waiting; /* waiting (owner, name, seconds): raises if waiting is of no more use */
+    PyObject *abandon; /* abandon (owner): this lane is in the middle of something and never used again */
+    PyObject *learn;   /* learn (function, arguments): after a call that went the slow way */
+    PyObject *unknown; /* unknown (): NVML said Unknown Error */
+} link_t;
+
+/* This thread's lanes. A lane may be closed and freed by another thread, but only with the interpreter's lock and after
+ * the link's epoch was changed: an entry whose epoch is not the link's is never followed. `owner` is the Python object
+ * that the lane lives as long as; borrowed here, and held during a call. */
+struct place {
+    const link_t *link;
+    unsigned long long serial;
+    unsigned long long epoch;
+    struct nvs_caller_lane *lane;
+    PyObject *owner;
+};
+static _Thread_local struct place here[HERE_MAX];
+static _Thread_local unsigned int here_next;
+
+/* Links come and go, and one may be made where another was; serials and epochs are never used twice. */
+static unsigned long long last_epoch;
+
+static PyObject *
+link_attach (link_t *self, PyObject *args)
+{
+    unsigned long long address;
+    PyObject *owner;
+    unsigned int slot;
+
+    if (!PyArg_ParseTuple (args, "KO", &address, &owner))
+        return NULL;
+    for (slot = 0; slot < HERE_MAX; slot++)
+        if (here[slot].link == self)
+            break;
+    if (slot == HERE_MAX)
+        slot = here_next++ % HERE_MAX;
+    here[slot].link = self;
+    here[slot].serial = self->serial;
+    here[slot].epoch = self->epoch;
+    here[slot].lane = (struct nvs_caller_lane *)(uintptr_t)address;
+    here[slot].owner = owner;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+link_invalidate (link_t *self, PyObject *nothing)
+{
+    (void)nothing;
+    self->epoch = ++last_epoch;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot (type, Py_tp_alloc);
+    PyObject *waiting;
+    PyObject *abandon;
+    PyObject *learn;
+    PyObject *unknown;
+    link_t *self;
+
+    if (kwargs != NULL && PyDict_Size (kwargs) > 0)
+        return PyErr_Format (PyExc_TypeError, "Link takes no keyword arguments");
+    if (!PyArg_ParseTuple (args, "OOOO", &waiting, &abandon, &learn, &unknown))
+        return NULL;
+    self = (link_t *)allocate (type, 0);
+    if (self == NULL)
+        return NULL;
+    self->epoch = ++last_epoch;
+    Py_INCREF (waiting);
+    self->waiting = waiting;
+    Py_INCREF (abandon);
+    self->abandon = abandon;
+    Py_INCREF (learn);
+    self->learn = learn;
+    Py_INCREF (unknown);
+    self->unknown = unknown;
+    return (PyObject *)self;
+}
+
+static int
+link_traverse (link_t *self, visitproc visit, void *arg)
+{
+    Py_VISIT (Py_TYPE (self));
+    Py_VISIT (self->waiting);
+    Py_VISIT (self->abandon);
+    Py_VISIT (self->learn);
+    Py_VISIT (self->unknown);
+    return 0;
+}
+
+static int
+link_clear (link_t *self)
+{
+    Py_CLEAR (self->waiting);
+    Py_CLEAR (self->abandon);
+    Py_CLEAR (self->learn);
+    Py_CLEAR (self->unknown);
+    return 0;
+}
+
+static void
+link_dealloc (link_t *self)
+{
+    PyTypeObject *type = Py_TYPE (self);
+    freefunc release = (freefunc)PyType_GetSlot (type, Py_tp_free);
+
+    PyObject_GC_UnTrack (self);
+    (void)link_clear (self);
+    release (self);
+    Py_DECREF (type);
+}
+
+static PyMemberDef link_members[] = {
+    { "serial", T_ULONGLONG, offsetof (link_t, serial), 0, "of the worker that calls go to; 0: none" },
+    { "calls", T_ULONGLONG, offsetof (link_t, calls), READONLY, "calls that went the short way" },
+    { "errors", T_ULONGLONG, offsetof (link_t, errors), READONLY,
+      "those of them that NVML did not answer with success" },
+    { "look_every", T_ULONGLONG, offsetof (link_t, look_every), 0,
+      "one call of so many goes the slow way; 0: none has to" },
+    { "suspended", T_INT, offsetof (link_t, suspended), 0, "not 0: all calls go the slow way" },
+    { NULL, 0, 0, 0, NULL },
+};
+
+static PyMethodDef link_methods[] = {
+    { "attach", (PyCFunction)(void (*) (void))link_attach, METH_VARARGS,
+      "attach (address, owner): this thread's lane, and the object that it lives as long as" },
+    { "invalidate", (PyCFunction)(void (*) (void))link_invalidate, METH_NOARGS,
+      "invalidate (): no thread uses the lane that it has attached any more" },
+    { NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot link_slots[] = {
+    { Py_tp_new, (void *)link_new },
+    { Py_tp_dealloc, (void *)link_dealloc },
+    { Py_tp_traverse, (void *)link_traverse },
+    { Py_tp_clear, (void *)link_clear },
+    { Py_tp_members, link_members },
+    { Py_tp_methods, link_methods },
+    { 0, NULL },
+};
+
+static PyType_Spec link_spec = {
+    .name = "nvsandbox._fast.Link",
+    .basicsize = (int)sizeof (link_t),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = link_slots,
+};
+
+static PyTypeObject *link_type;
+
+/* ---- plans -------------------------------------------------------------------------------------------- */
+
+enum arg_kind {
+    ARG_NONE = 0,
+    ARG_INT = 1,    /* a Python int: a C int */
+    ARG_SCALAR = 2, /* a ctypes number */
+    ARG_HANDLE = 3, /* a pointer to a structure without fields: a token */
+    ARG_BYREF = 4,  /* byref (object): its memory, both ways */
+    ARG_MEMORY = 5, /* an array: its memory, both ways */
+};
+
+struct plan_arg {
+    enum arg_kind kind;
+    PyTypeObject *type;   /* exactly this one; of the object itself */
+    PyTypeObject *target; /* BYREF: of what it refers to */
+    uint32_t size;        /* SCALAR, BYREF, MEMORY: bytes */
+    uint32_t offset;      /* BYREF, MEMORY: in the data */
+    int is_signed;        /* SCALAR */
+};
+
+struct plan {
+    int users; /* its function, and the calls that are under way: a wait lets others run, who may replace it */
+    int count;
+    struct plan_arg args[NVS_ARGS_MAX];
+    uint32_t data_len;
+    uint32_t head_len; /* of the request before its data */
+    unsigned char *head;
+};
+
+static void
+plan_release (struct plan *plan)
+{
+    if (--plan->users > 0)
+        return;
+    for (int i = 0; i < plan->count; i++) {
+        Py_XDECREF (plan->args[i].type);
+        Py_XDECREF (plan->args[i].target);
+    }
+    PyMem_Free (plan->head);
+    PyMem_Free (plan);
+}
+
+/* ---- functions ---------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD vectorcall_t vectorcall;
+    PyObject *name;
+    PyObject *slow;
+    link_t *link;
+    unsigned long long serial; /* of the worker whose function number is in the plans */
+    int plain; /* 0: an attribute was set, such as restype, or the block has ended: the slow way for good */
+    int learned;
+    int plans_count;
+    struct plan *plans[PLANS_MAX]; /* the last that fitted is the first */
+} function_t;
+
+static PyObject *
+call_slow (function_t *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    PyObject *tuple = PyTuple_New (count);
+    PyObject *keywords = NULL;
+    PyObject *result;
+
+    if (tuple == NULL)
+        return NULL;
+    if (self->slow == NULL) { /* after the garbage collector has been here */
+        Py_DECREF (tuple);
+        return PyErr_Format (PyExc_RuntimeError, "this function is no more");
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_INCREF (args[i]);
+        (void)PyTuple_SetItem (tuple, i, args[i]);
+    }
+    if (names != NULL && PyTuple_Size (names) > 0) {
+        keywords = PyDict_New ();
+        for (Py_ssize_t i = 0; keywords != NULL && i < PyTuple_Size (names); i++)
+            if (PyDict_SetItem (keywords, PyTuple_GetItem (names, i), args[count + i]) < 0)
+                Py_CLEAR (keywords);
+        if (keywords == NULL) {
+            Py_DECREF (tuple);
+            return NULL;
+        }
+    }
+    result = PyObject_Call (self->slow, tuple, keywords);
+    if (result != NULL && keywords == NULL && calibrated && self->plain && self->learned < LEARN_MAX) {
+        PyObject *learned;
+
+        self->learned++;
+        learned = PyObject_CallFunctionObjArgs (self->link->learn, self, tuple, NULL);
+        Py_XDECREF (learned);
+        if (learned == NULL)
+            Py_CLEAR (result);
+    }
+    Py_XDECREF (keywords);
+    Py_DECREF (tuple);
+    return result;
+}
+
+/* The arguments of one call, as far as they fit a plan. */
+struct given {
+    uint64_t registers[NVS_ARGS_MAX];
+    PyObject *owners[NVS_ARGS_MAX]; /* of the memory, borrowed: the caller holds the arguments */
+    void *memory[NVS_ARGS_MAX];
+};
+
+static bool
+take_int (PyObject *object, uint64_t *value)
+{
+    int overflow = 0;
+    long long number = PyLong_AsLongLongAndOverflow (object, &overflow);
+
+    if (overflow != 0 || (number == -1 && PyErr_Occurred () != NULL)) {
+        PyErr_Clear ();
+        return false;
+    }
+    /* As ctypes has it: the lower 32 bits, a C int. */
+    *value = (uint64_t)(int64_t)(int32_t)(uint32_t)(uint64_t)number;
+    return true;
+}
+
+static bool
+take_scalar (PyObject *object, const struct plan_arg *arg, uint64_t *value)
+{
+    const void *memory = word_at (object, place_memory);
+    uint64_t bits = 0;
+
+    if (memory == NULL)
+        return false;
+    memcpy (&bits, memory, arg->size); /* little-endian, as x86-64 and the aarch64 that NVIDIA supports are */
+    if (arg->is_signed && arg->size < 8 && (bits >> (8 * arg->size - 1)) != 0)
+        bits |= UINT64_MAX << (8 * arg->size);
+    *value = bits;
+    return true;
+}
+
+static bool
+fits (const struct plan *plan, PyObject *const *args, Py_ssize_t count, struct given *given)
+{
+    if (count != plan->count)
+        return false;
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_arg *arg = &plan->args[i];
+        PyObject *object = args[i];
+
+        if (Py_TYPE (object) != arg->type)
+            return false;
+        given->memory[i] = NULL;
+        switch (arg->kind) {
+        case ARG_NONE: given->registers[i] = 0; break;
+        case ARG_INT:
+            if (!take_int (object, &given->registers[i]))
+                return false;
+            break;
+        case ARG_SCALAR:
+        case ARG_HANDLE:
+            if (!take_scalar (object, arg, &given->registers[i]))
+                return false;
+            break;
+        case ARG_BYREF:
+            given->owners[i] = word_at (object, place_target);
+            if (given->owners[i] == NULL || Py_TYPE (given->owners[i]) != arg->target)
+                return false;
+            given->memory[i] = word_at (given->owners[i], place_memory);
+            /* byref (object, offset) is something else. */
+            if (given->memory[i] == NULL || given->memory[i] != word_at (object, place_value))
+                return false;
+            break;
+        case ARG_MEMORY:
+            given->owners[i] = object;
+            given->memory[i] = word_at (object, place_memory);
+            if (given->memory[i] == NULL)
+                return false;
+            break;
+        default: return false;
+        }
+        /* One memory passed twice is one memory to NVML, too: the marshaller sees to that. */
+        for (int j = 0; given->memory[i] != NULL && j < i; j++)
+            if (given->memory[j] == given->memory[i])
+                return false;
+    }
+    return true;
+}
+
+static struct plan *
+find_plan (function_t *self, PyObject *const *args, Py_ssize_t count, struct given *given)
+{
+    for (int i = 0; i < self->plans_count; i++) {
+        struct plan *plan = self->plans[i];
+
+        if (!fits (plan, args, count, given))
+            continue;
+        if (i > 0) {
+            memmove (&self->plans[1], &self->plans[0], (size_t)i * sizeof self->plans[0]);
+            self->plans[0] = plan;
+        }
+        return plan;
+    }
+    return NULL;
+}
+
+static const struct place *
+find_lane (const link_t *link)
+{
+    for (unsigned int slot = 0; slot < HERE_MAX; slot++)
+        if (here[slot].link == link)
+            return here[slot].serial == link->serial && here[slot].epoch == link->epoch ? &here[slot] : NULL;
+    return NULL;
+}
+
+static void
+write_request (const struct plan *plan, const struct given *given, unsigned char *frame)
+{
+    struct nvs_request *request = (struct nvs_request *)(void *)frame;
+    unsigned char *data = frame + plan->head_len;
+
+    memcpy (frame, plan->head, plan->head_len);
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_arg *arg = &plan->args[i];
+
+        if (given->memory[i] != NULL)
+            memcpy (data + arg->offset, given->memory[i], arg->size);
+        else
+            request->args[i].value = given->registers[i];
+    }
+}
+
+static int64_t
+now_ns (void)
+{
+    struct timespec t = { 0, 0 };
+
+    (void)clock_gettime (CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* 0 when the reply is there; -1 with an exception when there is none to wait for. */
+static int
+await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane)
+{
+    int64_t start;
+
+    if (nvs_lane_spin (lane, SPIN_LOCKED_NS))
+        return 0;
+    start = now_ns ();
+    for (;;) {
+        PyObject *seconds;
+        PyObject *go_on;
+        bool there;
+
+        Py_BEGIN_ALLOW_THREADS there = nvs_lane_sleep (lane, SLICE_NS);
+        Py_END_ALLOW_THREADS if (there) return 0;
+        if (PyErr_CheckSignals () < 0)
+            return -1;
+        seconds = PyFloat_FromDouble ((double)(now_ns () - start) / 1e9);
+        if (seconds == NULL)
+            return -1;
+        go_on = PyObject_CallFunctionObjArgs (self->link->waiting, owner, self->name, seconds, NULL);
+        Py_DECREF (seconds);
+        if (go_on == NULL)
+            return -1;
+        Py_DECREF (go_on);
+    }
+}
+
+/* Whether the exception that is set says that the call did not reach its worker. Then it is cleared. */
+static bool
+was_not_sent (void)
+{
+    PyObject *type;
+    PyObject *value;
+    PyObject *traceback;
+    PyObject *sent;
+    bool unsent;
+
+    PyErr_Fetch (&type, &value, &traceback);
+    PyErr_NormalizeException (&type, &value, &traceback);
+    sent = value != NULL ? PyObject_GetAttrString (value, "sent") : NULL;
+    PyErr_Clear ();
+    unsent = sent == Py_False;
+    Py_XDECREF (sent);
+    if (!unsent) {
+        PyErr_Restore (type, value, traceback);
+        return false;
+    }
+    Py_XDECREF (type);
+    Py_XDECREF (value);
+    Py_XDECREF (traceback);
+    return true;
+}
+
+static void
+give_up_lane (const link_t *link, PyObject *owner)
+{
+    PyObject *type;
+    PyObject *value;
+    PyObject *traceback;
+    PyObject *done;
+
+    PyErr_Fetch (&type, &value, &traceback);
+    done = PyObject_CallFunctionObjArgs (link->abandon, owner, NULL);
+    if (done == NULL)
+        PyErr_Clear ();
+    Py_XDECREF (done);
+    PyErr_Restore (type, value, traceback);
+}
+
+enum outcome {
+    ANSWERED,
+    NOT_CARRIED_OUT, /* the slow way can have it */
+    FAILED,          /* an exception is set */
+};
+
+/* Takes the reply apart. It lies in memory that the worker can write to: each field is read once, and nothing in it says
+ * where or how much to copy. */
+static enum outcome
+read_reply (const struct plan *plan, struct given *given, const unsigned char *frame, uint32_t length, int32_t *result)
+{
+    struct nvs_reply reply;
+    const unsigned char *data = frame + sizeof reply;
+
+    if (length < sizeof reply)
+        return FAILED;
+    memcpy (&reply, frame, sizeof reply);
+    /* These two are found before the function is called. */
+    if (reply.status == NVS_STATUS_STALE_HANDLE || reply.status == NVS_STATUS_BAD_HANDLE)
+        return NOT_CARRIED_OUT;
+    if (reply.status != NVS_STATUS_OK || reply.data_len != plan->data_len || reply.strings_len != 0
+        || length != sizeof reply + plan->data_len)
+        return FAILED;
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_arg *arg = &plan->args[i];
+
+        /* ctypes.resize () in another thread may have moved it. */
+        if (given->memory[i] != NULL)
+            memcpy (word_at (given->owners[i], place_memory), data + arg->offset, arg->size);
+    }
+    *result = (int32_t)(uint32_t)reply.result;
+    return ANSWERED;
+}
+
+static enum outcome
+call_fast (function_t *self, const struct plan *plan, struct given *given, const struct place *place, int32_t *result)
+{
+    struct nvs_caller_lane *lane = place->lane; /* a signal handler's call may take this thread's place */
+    PyObject *owner = place->owner;
+    unsigned char *frame = nvs_lane_frame (lane);
+    enum outcome outcome;
+    int waited;
+
+    write_request (plan, given, frame);
+    nvs_lane_send (lane, plan->head_len + plan->data_len);
+    waited = await (self, owner, lane);
+    if (waited == 0) {
+        outcome = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
+        nvs_lane_leave (lane);
+        if (outcome == FAILED)
+            PyErr_SetString (PyExc_RuntimeError, "the NVML worker answered what no worker answers");
+    } else {
+        nvs_lane_leave (lane);
+        outcome = FAILED;
+    }
+    if (outcome == FAILED) {
+        give_up_lane (self->link, owner);
+        if (waited != 0 && was_not_sent ())
+            outcome = NOT_CARRIED_OUT;
+    }
+    return outcome;
+}
+
+static PyObject *
+function_call (PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    function_t *self = (function_t *)object;
+    link_t *link = self->link;
+    Py_ssize_t count = NARGS_OF (nargsf);
+    const struct place *place;
+    PyObject *owner;
+    struct given given;
+    struct plan *plan;
+    enum outcome outcome;
+    int32_t result = 0;
+
+    if (names != NULL || !self->plain || link->serial == 0 || self->serial != link->serial || link->suspended)
+        return call_slow (self, args, count, names);
+    if (link->look_every != 0 && ++link->since_look >= link->look_every) {
+        link->since_look = 0;
+        return call_slow (self, args, count, names);
+    }
+    plan = find_plan (self, args, count, &given);
+    if (plan == NULL)
+        return call_slow (self, args, count, names);
+    place = find_lane (link);
+    /* Busy: a signal handler or a finalizer, in the middle of this thread's other call. */
+    if (place == NULL || !nvs_lane_enter (place->lane))
+        return call_slow (self, args, count, names);
+
+    /* A wait lets others run, who may end the session and all that belongs to it. */
+    owner = place->owner;
+    Py_INCREF (owner);
+    plan->users++;
+    outcome = call_fast (self, plan, &given, place, &result);
+    plan_release (plan);
+    Py_DECREF (owner);
+    switch (outcome) {
+    case NOT_CARRIED_OUT: return call_slow (self, args, count, names);
+    case FAILED: return NULL;
+    case ANSWERED: break;
+    }
+    link->calls++;
+    if (result != 0) {
+        link->errors++;
+        if (result == ERROR_UNKNOWN) {
+            PyObject *hint = PyObject_CallFunctionObjArgs (link->unknown, NULL);
+
+            if (hint == NULL)
+                return NULL;
+            Py_DECREF (hint);
+        }
+    }
+    return PyLong_FromLong (result);
+}
+
+static PyObject *
+function_tp_call (PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *items[NVS_ARGS_MAX];
+    Py_ssize_t count = PyTuple_Size (args);
+
+    if ((kwargs != NULL && PyDict_Size (kwargs) > 0) || count > (Py_ssize_t)NVS_ARGS_MAX)
+        return PyObject_Call (((function_t *)self)->slow, args, kwargs);
+    for (Py_ssize_t i = 0; i < count; i++)
+        items[i] = PyTuple_GetItem (args, i);
+    return function_call (self, items, (size_t)count, NULL);
+}
+
+/* learn (serial, head, data_len, arguments): a plan for calls to the worker `serial`. `head` is the request before its data, and
+ * `arguments` a tuple of (kind, type, type of the target or None, size, offset, signed). */
+static PyObject *
+function_learn (function_t *self, PyObject *args)
+{
+    unsigned long long serial;
+    const char *head;
+    Py_ssize_t head_len;
+    unsigned int data_len;
+    PyObject *arguments;
+    struct plan *plan;
+
+    if (!PyArg_ParseTuple (args, "Ky#IO!", &serial, &head, &head_len, &data_len, &PyTuple_Type, &arguments))
+        return NULL;
+    if (PyTuple_Size (arguments) > (Py_ssize_t)NVS_ARGS_MAX || head_len < (Py_ssize_t)sizeof (struct nvs_request)
+        || (uint64_t)head_len + data_len > NVS_LANE_FRAME
+        || sizeof (struct nvs_reply) + (uint64_t)data_len > NVS_LANE_FRAME)
+        return PyErr_Format (PyExc_ValueError, "a plan that no lane has room for");
+    plan = PyMem_Calloc (1, sizeof *plan);
+    if (plan == NULL)
+        return PyErr_NoMemory ();
+    plan->users = 1;
+    for (Py_ssize_t i = 0; i < PyTuple_Size (arguments); i++) {
+        struct plan_arg *arg = &plan->args[i];
+        PyObject *type;
+        PyObject *target;
+        int kind;
+
+        if (!PyArg_ParseTuple (PyTuple_GetItem (arguments, i), "iO!OIIp", &kind, &PyType_Type, &type, &target,
+                               &arg->size, &arg->offset, &arg->is_signed))
+            goto fail;
+        if (kind < ARG_NONE || kind > ARG_MEMORY || (kind == ARG_BYREF) != (PyType_Check (target) != 0)
+            || ((kind == ARG_SCALAR || kind == ARG_HANDLE) && (arg->size < 1 || arg->size > 8))
+            || ((kind == ARG_BYREF || kind == ARG_MEMORY) && (uint64_t)arg->offset + arg->size > data_len)) {
+            PyErr_Format (PyExc_ValueError, "argument %d of a plan is not well-formed", (int)i);
+            goto fail;
+        }
+        arg->kind = (enum arg_kind)kind;
+        Py_INCREF (type);
+        arg->type = (PyTypeObject *)type;
+        if (kind == ARG_BYREF) {
+            Py_INCREF (target);
+            arg->target = (PyTypeObject *)target;
+        }
+        plan->count++;
+    }
+    plan->data_len = data_len;
+    plan->head_len = (uint32_t)head_len;
+    plan->head = PyMem_Malloc ((size_t)head_len);
+    if (plan->head == NULL) {
+        PyErr_NoMemory ();
+        goto fail;
+    }
+    memcpy (plan->head, head, (size_t)head_len);
+
+    /* Another worker numbers its functions anew. */
+    if (self->serial != serial) {
+        while (self->plans_count > 0)
+            plan_release (self->plans[--self->plans_count]);
+        self->serial = serial;
+    }
+    if (self->plans_count == PLANS_MAX)
+        plan_release (self->plans[--self->plans_count]);
+    memmove (&self->plans[1], &self->plans[0], (size_t)self->plans_count * sizeof self->plans[0]);
+    self->plans[0] = plan;
+    self->plans_count++;
+    Py_RETURN_NONE;
+fail:
+    plan_release (plan);
+    return NULL;
+}
+
+static PyObject *
+function_forget (function_t *self, PyObject *nothing)
+{
+    (void)nothing;
+    self->plain = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+function_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot (type, Py_tp_alloc);
+    function_t *self;
+    PyObject *name;
+    PyObject *slow;
+    PyObject *link;
+
+    if (kwargs != NULL && PyDict_Size (kwargs) > 0)
+        return PyErr_Format (PyExc_TypeError, "Function takes no keyword arguments");
+    if (!PyArg_ParseTuple (args, "UOO!", &name, &slow, link_type, &link))
+        return NULL;
+    self = (function_t *)allocate (type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = function_call;
+    Py_INCREF (name);
+    self->name = name;
+    Py_INCREF (slow);
+    self->slow = slow;
+    Py_INCREF (link);
+    self->link = (link_t *)link;
+    self->plain = 1;
+    return (PyObject *)self;
+}
+
+static int
+function_traverse (function_t *self, visitproc visit, void *arg)
+{
+    Py_VISIT (Py_TYPE (self));
+    Py_VISIT (self->slow);
+    Py_VISIT (self->link);
+    /* Not the plans' types: a plan that is in use is not this function's alone, and ctypes' types do not refer to it. */
+    return 0;
+}
+
+static int
+function_clear (function_t *self)
+{
+    self->plain = 0;
+    while (self->plans_count > 0)
+        plan_release (self->plans[--self->plans_count]);
+    Py_CLEAR (self->slow);
+    Py_CLEAR (self->link);
+    return 0;
+}
+
+static void
+function_dealloc (function_t *self)
+{
+    PyTypeObject *type = Py_TYPE (self);
+    freefunc release = (freefunc)PyType_GetSlot (type, Py_tp_free);
+
+    PyObject_GC_UnTrack (self);
+    (void)function_clear (self);
+    Py_CLEAR (self->name);
+    release (self);
+    Py_DECREF (type);
+}
+
+/* What is not found here is the slow callable's: restype, argtypes, errcheck, __name__. */
+static PyObject *
+function_getattro (PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GenericGetAttr (object, name);
+
+    if (value != NULL || !PyErr_ExceptionMatches (PyExc_AttributeError))
+        return value;
+    PyErr_Clear ();
+    return PyObject_GetAttr (((function_t *)object)->slow, name);
+}
+
+/* Whoever sets restype, argtypes or errcheck has calls that only the slow callable can make. */
+static int
+function_setattro (PyObject *object, PyObject *name, PyObject *value)
+{
+    function_t *self = (function_t *)object;
+
+    self->plain = 0;
+    return PyObject_SetAttr (self->slow, name, value);
+}
+
+static PyObject *
+function_repr (PyObject *object)
+{
+    return PyObject_Repr (((function_t *)object)->slow);
+}
+
+static PyMemberDef function_members[] = {
+    { "__vectorcalloffset__", T_PYSSIZET, offsetof (function_t, vectorcall), READONLY, NULL },
+    { "plans", T_INT, offsetof (function_t, plans_count), READONLY, "how many sets of types are known" },
+    { NULL, 0, 0, 0, NULL },
+};
+
+static PyMethodDef function_methods[] = {
+    { "learn", (PyCFunction)(void (*) (void))function_learn, METH_VARARGS,
+      "learn (serial, head, data_len, arguments): calls with these types can go the short way" },
+    { "forget", (PyCFunction)(void (*) (void))function_forget, METH_NOARGS,
+      "forget (): all calls go the slow way from now on" },
+    { NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot function_slots[] = {
+    { Py_tp_new, (void *)function_new },
+    { Py_tp_dealloc, (void *)function_dealloc },
+    { Py_tp_traverse, (void *)function_traverse },
+    { Py_tp_clear, (void *)function_clear },
+    { Py_tp_call, (void *)function_tp_call },
+    { Py_tp_getattro, (void *)function_getattro },
+    { Py_tp_setattro, (void *)function_setattro },
+    { Py_tp_repr, (void *)function_repr },
+    { Py_tp_members, function_members },
+    { Py_tp_methods, function_methods },
+    { 0, NULL },
+};
+
+static PyType_Spec function_spec = {
+    .name = "nvsandbox._fast.Function",
+    .basicsize = (int)sizeof (function_t),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = function_slots,
+};
+
+/* ---- module ------------------------------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    { "calibrate", calibrate, METH_VARARGS,
+      "calibrate (instances, references): finds where ctypes objects have their memory. Without success there is no short way." },
+    { NULL, NULL, 0, NULL },
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "nvsandbox._fast", .m_doc = "The short way for calls whose types are known.",
+    .m_size = -1,          .m_methods = methods,
+};
+
+PyMODINIT_FUNC
+PyInit__fast (void)
+{
+    PyObject *module = PyModule_Create (&definition);
+    PyObject *link;
+    PyObject *function;
+
+    if (module == NULL)
+        return NULL;
+    link = PyType_FromSpec (&link_spec);
+    function = PyType_FromSpec (&function_spec);
+    if (link == NULL || function == NULL || PyModule_AddStringConstant (module, "version", NVSANDBOX_VERSION) < 0
+        || PyModule_AddObject (module, "Link", link) < 0)
+        goto fail;
+    link_type = (PyTypeObject *)link;
+    Py_INCREF (link); /* ours; the module has the other */
+    link = NULL;
+    if (PyModule_AddObject (module, "Function", function) < 0)
+        goto fail;
+    return module;
+fail:
+    Py_XDECREF (link);
+    Py_XDECREF (function);
+    Py_DECREF (module);
+    return NULL;
+}
