@@ -137,7 +137,7 @@ def test_a_limit_out_of_range(sim: Any) -> None:
 @pytest.mark.parametrize(
     ("description", "complaint"),
     [
-        ("h200", "there is no GPU model h200"),
+        ("h300", "there is no GPU model h300"),
         ("h100x17", "between 1 and 16 GPUs"),
         ("h100x0", "between 1 and 16 GPUs"),
         ("h100,speed=9", "there is no option speed"),
