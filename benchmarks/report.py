@@ -249,7 +249,8 @@ def filled(page: str, summary: Summary) -> str:
 
 # ---- charts
 
-_COLOURS = {"direct": "#8c8c8c", "shm": "#2a7f3f", "routed": "#5fb37a", "pipe": "#2b6cb0", "worker": "#c05621"}
+_COLOURS = {"direct": "#8c8c8c", "shm": "#2a7f3f", "routed": "#5fb37a", "pipe": "#2b6cb0", "worker": "#c05621",
+            "rpyc": "#8a63b8", "manager": "#d69e2e"}  # fmt: skip
 
 
 def charts(summary: Summary, folder: Path) -> str:
@@ -327,10 +328,10 @@ def _grouped(figure: Any, found: list[Entry], ways: list[str], value: Callable[[
             label=_TITLES[way],
             color=_COLOURS.get(way, "#b0a18f"),
         )
-    axes.set_xticks([number + 0.4 - width / 2 for number in range(len(cases))], [_case(case) for case in cases],
-                    fontsize=8)  # fmt: skip
+    middles = [number + 0.4 - width / 2 for number in range(len(cases))]
+    axes.set_xticks(middles, [_case(case).replace(" (", "\n(") for case in cases], fontsize=8)
     axes.set_ylabel(label)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     return axes
 
 
@@ -365,7 +366,7 @@ def _chart_percentiles(figure: Any, summary: Summary) -> bool:
                   color=_COLOURS.get(entry["way"]))  # fmt: skip
     axes.set_yscale("log")
     axes.set_ylabel("µs, logarithmic")
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     return True
 
 
@@ -392,7 +393,7 @@ def _chart_line(figure: Any, summary: Summary, part: str, across: str, up: str, 
         axes.set_ylim(bottom=0)
     axes.set_xlabel(across)
     axes.set_ylabel(up)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     return True
 
 
