@@ -302,9 +302,14 @@ class NVMLSession:
             worker, self._worker = self._worker, None
         if worker is not None and worker.alive:
             worker.closing = True
-        for ending in (*self._ending, worker):
-            if ending is not None and ending.owner == os.getpid():
+        all_ = [ending for ending in (*self._ending, worker) if ending is not None and ending.owner == os.getpid()]
+        try:
+            for ending in all_:
                 ending.stop()
+        except BaseException:  # Ctrl-C: nobody comes back to the rest
+            for ending in all_:
+                ending.stop_aside()
+            raise
 
     def __repr__(self) -> str:
         worker = self._worker

@@ -880,11 +880,19 @@ class Worker:
             self.condemned = True
             self._why = why
         _log.warning("ending the NVML worker %d: %s", self.pid, why)
-        threading.Thread(target=self._end, name=f"nvsandbox-end-{self.pid}", daemon=True).start()
+        self._end_aside()
+
+    def _end_aside(self) -> None:
+        try:
+            threading.Thread(target=self._end, name=f"nvsandbox-end-{self.pid}", daemon=True).start()
+        except RuntimeError:  # no more threads, or the interpreter's exit: then it takes our time
+            self._end()
 
     def finish(self) -> None:
         """Ends a worker that has been replaced, off the caller's path, as soon as no call is in it any more."""
-        threading.Thread(target=self._finish, name=f"nvsandbox-finish-{self.pid}", daemon=True).start()
+        # Without a thread it is left for the session's end.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._finish, name=f"nvsandbox-finish-{self.pid}", daemon=True).start()
 
     def _finish(self) -> None:
         self._unlink()
@@ -942,9 +950,21 @@ class Worker:
             self._stopping = True
             self._unlink()
         if first:
-            self._end(grace)
+            try:
+                self._end(grace)
+            except BaseException:  # Ctrl-C: nobody comes back to it
+                self._end_aside()
+                raise
         else:
             self._finished.wait(_STOP_LIMIT + _TERM_LIMIT + 2 * _KILL_LIMIT)
+
+    def stop_aside(self) -> None:
+        """As :meth:`stop`, without waiting for it."""
+        with self._state_lock:
+            if self._stopping:
+                return
+            self._stopping = True
+        self._end_aside()
 
     def _end(self, grace: bool = True) -> None:
         with self._state_lock:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends of workers that are interrupted, or for which there is no thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from host import descriptors, has_ended
+
+from nvsandbox import CallTimeout, nvml_isolated
+
+
+def test_an_interrupted_close_still_ends_the_worker() -> None:
+    """Ctrl-C while a hung worker was waited for: it stayed, and its descriptors too."""
+    before = descriptors()
+    interrupter = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
+    with nvml_isolated(simulate="t4") as nvml:
+        pid = nvml.session.pid
+        assert nvml.nvmlDeviceGetCount() == 1
+        os.kill(pid, signal.SIGSTOP)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            nvml.session.close()
+    interrupter.join()
+    wait_until_ended(pid)
+    end = time.monotonic() + 3
+    while set(descriptors()) - set(before) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert set(descriptors()) <= set(before)
+
+
+def test_a_hang_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call raised RuntimeError in place of CallTimeout, and nobody ever ended the worker."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with nvml_isolated(simulate="t4,hang=nvmlDeviceGetName", timeout=0.2) as nvml:
+        pid = nvml.session.pid
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(CallTimeout):
+                nvml.nvmlDeviceGetName(device)
+        assert nvml.nvmlDeviceGetCount() == 1
+        wait_until_ended(pid)
+
+
+def wait_until_ended(pid: int) -> None:
+    end = time.monotonic() + 9
+    while not has_ended(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert has_ended(pid)
