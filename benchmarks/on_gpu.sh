@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # What can only be tried on a machine with a GPU and its driver, which may reach no package index:
 #
-#     benchmarks/on_gpu.sh --prepare FOLDER        here: wheels of nvsandbox and of what it needs, and the compiled C parts
-#     benchmarks/on_gpu.sh FOLDER RESULTS          there: installs them, compares every getter, runs the tests and the suite
-#     benchmarks/on_gpu.sh --simulate FOLDER RESULTS   the same with simulated GPUs
+#     benchmarks/on_gpu.sh --prepare FOLDER             here: wheels of all that is needed, and the compiled C parts
+#     benchmarks/on_gpu.sh FOLDER RESULTS               there: installs them, compares every getter, runs tests and suite
+#     benchmarks/on_gpu.sh --simulate FOLDER RESULTS    the same with simulated GPUs
 #
 # FOLDER fits the processor that prepared it, and Python from 3.10 where wheels for other releases could be had, else
 # the same release. The whole takes at most 8 minutes: each step has a limit, and
@@ -19,7 +19,7 @@ prepare () { # FOLDER
     mkdir -p "$1"
     # No matplotlib: it is large, and draws as well from the results.
     "$python" -m pip wheel --quiet --wheel-dir "$1" "$root" 'pyperf>=2.6' 'rpyc>=6' pytest pytest-timeout hypothesis pip
-    # The extension is built for the stable ABI of 3.10, but the backend names the wheel after the Python that it ran on.
+    # The extension is built for the stable ABI of 3.10, but the backend names the wheel after the Python it ran on.
     "$python" -m wheel tags --remove --python-tag cp310 "$1"/nvsandbox-*.whl >/dev/null 2>&1 || true
     local release
     for release in 3.10 3.11 3.12 3.13 3.14; do
