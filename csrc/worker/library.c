@@ -298,8 +298,8 @@ subject (char *text, size_t size, const char *path, const char *reason)
 {
     const size_t most = 96;
     const size_t length = strlen (path);
-    const bool verb = strncmp (reason, "is ", 3) == 0 || strncmp (reason, "has ", 4) == 0
-                      || strncmp (reason, "cannot ", 7) == 0;
+    const bool verb =
+        strncmp (reason, "is ", 3) == 0 || strncmp (reason, "has ", 4) == 0 || strncmp (reason, "cannot ", 7) == 0;
 
     (void)snprintf (text, size, "%s%s%s%s", length > most ? "..." : "", length > most ? path + (length - most) : path,
                     verb ? " " : ": ", reason);
