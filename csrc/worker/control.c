@@ -104,8 +104,9 @@ nvs_control_receive (struct nvs_control *control, struct nvs_error *error)
     if (got == 0)
         return 0;
     control->length = (size_t)got;
-    /* MSG_CTRUNC also when this process may have no more descriptors: the kernel then drops what was sent. */
-    if (count > 1 || (header.msg_flags & MSG_CTRUNC) != 0)
+    /* MSG_CTRUNC without any: this process may have no more descriptors, and the kernel dropped what was sent. That is
+     * no fault of the caller's; OPEN is refused then. */
+    if (count > 1 || (count == 1 && (header.msg_flags & MSG_CTRUNC) != 0))
         return nvs_fail (error, NVS_STEP_HELLO, EMFILE, NULL, "a control packet's descriptors did not all arrive");
     if ((header.msg_flags & MSG_TRUNC) != 0)
         return nvs_fail (error, NVS_STEP_HELLO, EMSGSIZE, NULL, "a control packet is longer than %u bytes",
@@ -236,7 +237,5 @@ nvs_control_parse_open (const struct nvs_control *control, struct nvs_open *open
         return nvs_fail (error, NVS_STEP_CHANNEL, EBADMSG, NULL, "OPEN has %zu bytes, not %zu", control->length,
                          sizeof *open_);
     memcpy (open_, control->packet, sizeof *open_);
-    if (control->fd < 0)
-        return nvs_fail (error, NVS_STEP_CHANNEL, EBADF, NULL, "OPEN came without a descriptor");
     return 0;
 }

@@ -457,8 +457,13 @@ open_channel (struct worker *worker, struct nvs_channels *channels)
     if (nvs_control_parse_open (&worker->control, &asked, &worker->failed.error) != 0)
         return -1;
     answer.id = asked.id;
-    if (nvs_channels_open (channels, asked.kind, nvs_control_take_fd (&worker->control), asked.size, &answer.error)
-        != 0)
+    if (worker->control.fd < 0) {
+        (void)nvs_fail (&answer.error, NVS_STEP_CHANNEL, EMFILE, NULL,
+                        "the channel's descriptor did not arrive: the worker may have no more of them");
+        type = NVS_MSG_REFUSED;
+    } else if (nvs_channels_open (channels, asked.kind, nvs_control_take_fd (&worker->control), asked.size,
+                                  &answer.error)
+               != 0)
         type = NVS_MSG_REFUSED;
     (void)nvs_control_send (&worker->control, type, &answer,
                             sizeof answer); /* the next read sees that nobody listens */

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nvsandbox import CallTimeout, nvml_isolated
+from nvsandbox import CallFailed, CallTimeout, nvml_isolated
 
 
 @pytest.mark.parametrize("transport", ["shm", "pipe"])
@@ -38,3 +39,16 @@ def test_their_time_limit_counts_while_a_channel_is_opened(transport: str) -> No
         os.kill(pid, signal.SIGCONT)
         assert nvml.nvmlDeviceGetCount() == 1
         assert nvml.session.pid != pid
+
+
+def test_a_worker_without_descriptors_refuses_a_channel_and_lives() -> None:
+    """It took the descriptor that had not arrived for a caller that breaks the protocol, and ended, with everybody's
+    calls."""
+    with nvml_isolated(simulate="t4", transport="pipe") as nvml, ThreadPoolExecutor(1) as pool:
+        pid = nvml.session.pid
+        assert nvml.nvmlDeviceGetCount() == 1
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (5, 5))
+        with pytest.raises(CallFailed, match="descriptor"):
+            pool.submit(nvml.nvmlDeviceGetCount).result()
+        assert nvml.nvmlDeviceGetCount() == 1
+        assert nvml.session.pid == pid
