@@ -383,6 +383,7 @@ class NVMLSession:
                 # The parent's: a process that was forked from it gets its own.
                 self._worker = self._start()
                 restarted = False
+            self._stateful = 0  # what there was of that went with the old one
             worker = self._worker
         if restarted:
             _log.warning("a new NVML worker, %d, has taken the place of the old one", worker.pid)
@@ -401,7 +402,10 @@ class NVMLSession:
     def _allow_restart(self, worker: Worker) -> None:
         """Raises if there is to be no new worker after this one, or not yet."""
         if not self.options.restart:
-            raise worker.death("")
+            death = worker.death("")
+            if isinstance(death, WorkerDied):
+                death.sent = False
+            raise death
         left = self._restarts.wait()
         if left > 0:
             why = (
