@@ -3,7 +3,7 @@
 # What can only be tried on a machine with a GPU and its driver, which may reach no package index:
 #
 #     benchmarks/on_gpu.sh --prepare FOLDER             here: wheels of all that is needed, and the compiled C parts
-#     benchmarks/on_gpu.sh FOLDER RESULTS               there: installs them, compares every getter, runs tests and suite
+#     benchmarks/on_gpu.sh FOLDER RESULTS               there: installs them, compares every getter, runs tests, suite
 #     benchmarks/on_gpu.sh --simulate FOLDER RESULTS    the same with simulated GPUs
 #
 # FOLDER fits the processor that prepared it, and Python from 3.10 where wheels for other releases could be had, else
