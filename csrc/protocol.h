@@ -201,7 +201,8 @@ struct nvs_lane {
     _Alignas (64) _Atomic uint32_t reply;
     _Atomic uint32_t worker_sleeps;
     _Atomic uint32_t reply_length;
-    _Atomic uint32_t taken; /* the last request whose function the worker has begun with: a later one did not reach it */
+    _Atomic uint32_t
+        taken; /* the last request whose function the worker has begun with: a later one did not reach it */
 };
 _Static_assert (sizeof (struct nvs_lane) <= NVS_LANE_DATA, "the lane's header fits before its data");
 
