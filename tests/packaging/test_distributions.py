@@ -152,7 +152,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     files = {name for name in archive.namelist() if name.startswith("nvsandbox/")}
     expected = {
         name for name in source_files() if name.startswith("nvsandbox/") and Path(name).name != "meson.build"
-    } | {"nvsandbox/_core.abi3.so", "nvsandbox/nvsandbox-worker"}
+    } | {"nvsandbox/_core.abi3.so", "nvsandbox/_fast.abi3.so", "nvsandbox/nvsandbox-worker"}
     built = {name for name in files - expected if name.startswith("nvsandbox/sim/")}
     assert "nvsandbox/sim/libnvidia-ml.so.1" in built
     assert all(name.endswith("/libnvidia-ml.so.1") for name in built), built
