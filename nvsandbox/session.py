@@ -16,7 +16,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, cast
 
 import pynvml
 
@@ -670,6 +670,14 @@ def _release(session: NVMLSession) -> None:
         session.close()
 
 
+class NVML(Protocol):
+    """What a block yields, for type checkers: the names of the installed pynvml, which has no types, and ``session``."""
+
+    @property
+    def session(self) -> NVMLSession: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+
 class nvml_isolated:  # noqa: N801 - used as a function
     """A block in which NVML runs in a sandbox::
 
@@ -706,7 +714,7 @@ class nvml_isolated:  # noqa: N801 - used as a function
         self._options = options_.make(options)
         self._open: list[tuple[NVMLSession, Library, Route]] = []
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> NVML:
         session = _acquire(self._options)
         try:
             library = Library(session, session.link)
@@ -719,7 +727,7 @@ class nvml_isolated:  # noqa: N801 - used as a function
         block = session, library, route
         self._open.append(block)
         _entered.set((*(one for one in _entered.get() if one[1] in one[0]._open), (self, block)))
-        return nvml
+        return cast(NVML, nvml)
 
     def __exit__(self, *exc: object) -> None:
         session, library, route = self._leave()
@@ -749,11 +757,11 @@ _entered: contextvars.ContextVar[tuple[tuple[nvml_isolated, tuple[NVMLSession, L
 )
 
 
-_installed: dict[Options, Any] = {}
+_installed: dict[Options, NVML] = {}
 _install_lock = threading.RLock()  # held during a start, as the registry's must not be: who starts needs that
 
 
-def install(**options: Any) -> Any:
+def install(**options: Any) -> NVML:
     """As :class:`nvml_isolated`, for the rest of this process's life; returns what ``with`` would yield.
 
     A second call with equal options returns the same. Raises what making and entering :class:`nvml_isolated` raises.

@@ -457,8 +457,7 @@ class Worker:
                     "devices",
                     errno.ENODEV,
                     "/proc/driver/nvidia/gpus",
-                    f"devices names {device!r}, which the driver does not list; minor numbers (0 for /dev/nvidia0) "
-                    f"always work",
+                    f"devices={device!r} is not listed by the driver; minor numbers (0 for /dev/nvidia0) always work",
                 )
             minors.append(minor)
         return minors
@@ -495,7 +494,7 @@ class Worker:
         start.flags = (
             (lib.NVS_START_PRIVILEGED if options.privileged else 0)
             | (lib.NVS_START_SIMULATED if options.simulate is not None else 0)
-            | (lib.NVS_START_VERBOSE if os.environ.get("NVSANDBOX_DEBUG") else 0)
+            | (lib.NVS_START_VERBOSE if os.environ.get("NVSANDBOX_DEBUG", "0") not in ("", "0") else 0)
             | (lib.NVS_START_DEVICES if minors is not None else 0)
         )
         start.devices_count = len(minors or ())
