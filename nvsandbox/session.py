@@ -671,7 +671,7 @@ def _release(session: NVMLSession) -> None:
 
 
 class NVML(Protocol):
-    """What a block yields, for type checkers: the names of the installed pynvml, which has no types, and ``session``."""
+    """What a block yields, for type checkers: the installed pynvml's names, untyped as they are, and ``session``."""
 
     @property
     def session(self) -> NVMLSession: ...
