@@ -374,6 +374,7 @@ class Worker:
                 "the host's: leave devices= out, or make isolation 'mount' or 'user' possible",
             )
         self._pidfd: int | None = None
+        self.pid = 0
         with _fork_lock:
             ours, theirs = _socketpair(socket.SOCK_SEQPACKET, "spawn")
             self._control = ours
@@ -382,6 +383,8 @@ class Worker:
                     self.pid = self._spawn(theirs.fileno())
             except BaseException:
                 ours.close()
+                if self.pid:
+                    self.stop(grace=False)
                 raise
             self._pidfd = self._open_pidfd()
             _all.add(self)
@@ -400,7 +403,11 @@ class Worker:
         envp = ffi.new("char *[]", [*keep, ffi.NULL])
         pid = ffi.new("int32_t *")
         error = ffi.new("struct nvs_error *")
-        if lib.nvs_spawn(os.fsencode(PROGRAM), envp, control, pid, error) != 0:
+        try:
+            result = lib.nvs_spawn(os.fsencode(PROGRAM), envp, control, pid, error)
+        finally:
+            self.pid = int(pid[0])  # there is one even if Ctrl-C came meanwhile
+        if result != 0:
             raise _own(_error(error))
         return int(pid[0])
 
@@ -970,8 +977,8 @@ class Worker:
             channels, self._open = self._open, set()
         if grace:
             message = ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_STOP])
-            self._control.settimeout(0.1)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # also where an end that was interrupted is gone through once more
+                self._control.settimeout(0.1)
                 self._control.send(bytes(ffi.buffer(message)))
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)

@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 from host import descriptors, has_ended
 
-from nvsandbox import CallTimeout, nvml_isolated
+from nvsandbox import CallTimeout, nvml_isolated, worker
 
 
 def test_an_interrupted_close_still_ends_the_worker() -> None:
@@ -48,6 +49,28 @@ def test_a_hang_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) 
                 nvml.nvmlDeviceGetName(device)
         assert nvml.nvmlDeviceGetCount() == 1
         wait_until_ended(pid)
+
+
+def test_an_interruption_right_after_the_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker ended, but was never reaped."""
+    spawn = worker.lib.nvs_spawn
+    pids: list[int] = []
+
+    class Lib:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def nvs_spawn(self, path: Any, environment: Any, control: Any, pid: Any, error: Any) -> int:
+            spawn(path, environment, control, pid, error)
+            pids.append(pid[0])
+            raise KeyboardInterrupt
+
+    lib = worker.lib
+    monkeypatch.setattr(worker, "lib", Lib())
+    with pytest.raises(KeyboardInterrupt), nvml_isolated(simulate="t4"):
+        pass
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pids[0], 0)
 
 
 def wait_until_ended(pid: int) -> None:
