@@ -462,7 +462,10 @@ class NVMLSession:
 
     def _recycle(self, worker: Worker) -> None:
         """Replaces a worker that has served its time. Calls that are in it go on there."""
-        with self._lock:
+        # Another thread may be at it, or restarting: this call is done, and does not wait for that.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if self._closed or self._worker is not worker or self._stateful > 0:
                 return
             try:
@@ -475,6 +478,8 @@ class NVMLSession:
             self._count("recycles")
             self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
             self._ending.append(worker)
+        finally:
+            self._lock.release()
         _log.info("the NVML worker %d takes the place of %d, which is recycled", fresh.pid, worker.pid)
         worker.finish()
 
