@@ -149,6 +149,7 @@ class NVMLSession:
         self._hint_text = ""
         self._hint_until = 0.0
         self.link = self._make_link()
+        self._last_death: WorkerDied | None = None
         self._worker: Worker | None = None
         _sessions.add(self)
         if too_many := self._too_many_given_up():
@@ -222,7 +223,12 @@ class NVMLSession:
     def _fast_wait(self, lane: Lane, name: str, waited: float) -> None:
         worker = lane.worker
         if worker is None:
-            raise SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
+            if self._closed:
+                raise SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
+            # Another thread has noticed its death before this one, and has already put a new one in its place.
+            died = self._last_death
+            how = (None, None, "another thread has replaced it") if died is None else (died.signal, died.status, died.how)
+            raise WorkerDied(name, *how, lane.taken)
         try:
             worker.fast_wait(name, waited, self.options.timeout)
         except WorkerDied:
@@ -441,6 +447,7 @@ class NVMLSession:
             self._restarts.died(worker.answered)
         death = worker.death("")
         if isinstance(death, WorkerDied):
+            self._last_death = death
             _log.warning("%s", death)
             self._run_hooks(self._death_hooks, death)
 

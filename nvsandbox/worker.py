@@ -104,10 +104,13 @@ class Lane:
     Whoever holds it (:meth:`enter`) uses it, so that nobody unmaps the memory under an exchange.
     """
 
+    # For one whose making was interrupted
+    _lane: Any = None
+    _closed = False
+    _link: _fast.Link | None = None
+
     def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
         self._pid = os.getpid()
-        self._lane: Any = None
-        self._closed = False
         self._link = worker.link
         self._worker = weakref.ref(worker)
         # All memory first: what fails from here on is undone.
@@ -525,11 +528,20 @@ class Worker:
 
     def _verify(self, report: Any) -> None:
         """The parent's own proof of the isolation, from the kernel and not from the worker: another mount namespace
-        than ours, and a tmpfs on its /dev."""
-        if self.isolation == "guard":
-            if report.seccomp_mode != 2 or report.no_new_privs != 1:
-                raise SandboxStartError("verification", 0, "", "the worker runs without seccomp or no_new_privs")
-            return
+        than ours, a tmpfs on its /dev, no_new_privs and seccomp."""
+        status = self._status()
+        # Without a /proc that knows the worker there is its word alone, which is enough for guard and no more.
+        own_proc = status.get("PPid") == str(os.getpid())
+        if self.isolation != "guard":
+            self._verify_namespace(own_proc)
+        if (
+            report.seccomp_mode != 2
+            or report.no_new_privs != 1
+            or (own_proc and (status.get("NoNewPrivs", "1"), status.get("Seccomp", "2")) != ("1", "2"))
+        ):
+            raise SandboxStartError("verification", 0, "", "the worker runs without seccomp or no_new_privs")
+
+    def _verify_namespace(self, own_proc: bool) -> None:
         try:
             theirs = os.stat(f"/proc/{self.pid}/ns/mnt")
             ours = os.stat("/proc/self/ns/mnt")
@@ -541,6 +553,14 @@ class Worker:
                 error.filename or "",
                 "cannot see whether the worker is isolated; /proc must be mounted",
             ) from error
+        if not own_proc:
+            raise SandboxStartError(
+                "verification",
+                0,
+                f"/proc/{self.pid}",
+                "this is another process than the worker: /proc is of another pid namespace than this process; mount "
+                "one of its own",
+            )
         if (theirs.st_ino, theirs.st_dev) == (ours.st_ino, ours.st_dev):
             raise SandboxStartError(
                 "verification", 0, f"/proc/{self.pid}/ns/mnt", "the worker is in this process's mount namespace"
@@ -549,6 +569,14 @@ class Worker:
             raise SandboxStartError(
                 "verification", 0, f"/proc/{self.pid}/mountinfo", f"the worker's /dev is {type_}, not a tmpfs"
             )
+
+    def _status(self) -> dict[str, str]:
+        """What the kernel says of the worker; nothing without ``/proc``."""
+        try:
+            with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as file:
+                return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
+        except OSError:
+            return {}
 
     def _dev_type(self) -> str:
         """What is mounted last on the worker's /dev."""
