@@ -227,7 +227,9 @@ class NVMLSession:
                 raise SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
             # Another thread has noticed its death before this one, and has already put a new one in its place.
             died = self._last_death
-            how = (None, None, "another thread has replaced it") if died is None else (died.signal, died.status, died.how)
+            how = (
+                (None, None, "another thread has replaced it") if died is None else (died.signal, died.status, died.how)
+            )
             raise WorkerDied(name, *how, lane.taken)
         try:
             worker.fast_wait(name, waited, self.options.timeout)
