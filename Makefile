@@ -2,7 +2,7 @@
 # Each chore is one word, and each word is one script or tool that can be run without make.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fix asan bench bench-check dist clean
+.PHONY: help setup demo test lint fix asan soak bench bench-check dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ bench: ## what a call costs beside direct calls and other ways: benchmarks/resul
 
 bench-check: ## the same again, compared by ratios with what is in benchmarks/results/
 	@scripts/bench --check $(ARGS)
+
+soak: setup ## faults, calls, kills and forks by the thousand (4 minutes); ARGS='--scale 0.1'
+	@.venv/bin/python benchmarks/soak.py $(ARGS)
 
 dist: setup ## an sdist and a wheel for every Python from 3.10, in dist/
 	@scripts/dist

@@ -41,8 +41,11 @@ THREADS = 8
 NOTICE = 0.050
 SLACK = 0.200
 
+LONGEST = 2.0  # for a call that meets a fault, or a restart, or eight of them in a row
+
 MEMORY_MAX = 1 << 20
-PHASES = 5  # after each of them the memory is looked at; the first is the warm-up
+PHASES = 10  # after each of them the memory is looked at
+PHASES_SHORT = 3  # where there is too little work for that to tell anything
 ORPHAN_LIMIT = 0.200
 FORK_LIMIT = 30.0
 
@@ -80,9 +83,57 @@ class Report:
         print(f"soak:   {text}", file=sys.stderr, flush=True)
 
 
-def resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+_libc = ctypes.CDLL(None)
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [
+        *((f"unused_{index}", ctypes.c_size_t) for index in range(4)),
+        ("hblkhd", ctypes.c_size_t),
+        *((f"unused_{index}", ctypes.c_size_t) for index in range(4, 6)),
+        ("uordblks", ctypes.c_size_t),
+        *((f"unused_{index}", ctypes.c_size_t) for index in range(6, 8)),
+    ]
+
+
+class Memory:
+    """What memory this process has, looked at after each phase of the work.
+
+    Resident memory goes up and down by a megabyte or two, as Python's and the C library's free blocks happen to lie; a
+    leak would lift the lowest values too, so that these are compared. What is in use is exact.
+    """
+
+    WARM_UP = 3  # phases
+    COMPARED = 3  # looks from the end of the warm-up on, and at the end
+
+    def __init__(self) -> None:
+        self.resident: list[int] = []
+        self.live: list[int] = []
+
+    def look(self) -> None:
+        settled()
+        gc.collect()
+        _libc.malloc_trim(ctypes.c_size_t(0))
+        with open("/proc/self/statm", encoding="ascii") as file:
+            self.resident.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        _libc.mallinfo2.restype = _Mallinfo
+        info = _libc.mallinfo2()
+        # Python's own blocks are 512 bytes at most, and come in arenas that the C library does not count as in use.
+        self.live.append(info.uordblks + info.hblkhd + sys.getallocatedblocks() * 64)
+
+    def judge(self, report: Report) -> None:
+        steps = ", ".join(f"{size / (1 << 20):.1f}" for size in self.resident)
+        report.figures["resident memory of the caller, after each part of the work"] = f"{steps} MiB"
+        if len(self.resident) < PHASES:
+            return
+        warm = self.resident[self.WARM_UP - 1 :][: self.COMPARED]
+        for name, grown in (
+            ("its growth after the warm-up", min(self.resident[-self.COMPARED :]) - min(warm)),
+            ("growth of what is in use of it", self.live[-1] - self.live[self.WARM_UP - 1]),
+        ):
+            report.figures[name] = f"{grown / 1024:+.0f} KiB"
+            if grown >= MEMORY_MAX:
+                report.fail(f"{name}: {grown / 1024:.0f} KiB")
 
 
 def children() -> list[int]:
@@ -104,8 +155,8 @@ def settled(limit: float = 15.0) -> Snapshot:
     return Snapshot.take()
 
 
-def parted(work: list[Any]) -> list[list[Any]]:
-    size = -(-len(work) // PHASES)
+def parted(work: list[Any], scale: float) -> list[list[Any]]:
+    size = -(-len(work) // (PHASES if scale >= 0.2 else PHASES_SHORT))
     return [work[start : start + size] for start in range(0, len(work), size)]
 
 
@@ -125,8 +176,9 @@ def run_phases(
             barrier.wait()
 
     def pauses() -> None:
-        for _ in phases:
+        for number in range(1, len(phases) + 1):
             barrier.wait()
+            report.progress(f"{number} of {len(phases)} parts done")
             between()
             barrier.wait()
 
@@ -171,16 +223,6 @@ def compare(before: Snapshot, after: Snapshot, report: Report) -> None:
     report.counts["left behind"] = len(left)
     for line in left:
         report.fail(f"left behind: {line}")
-
-
-def memory(sizes: list[int], report: Report) -> None:
-    """`sizes` are those after the warm-up and after each further phase."""
-    grown = sizes[-1] - sizes[0]
-    steps = ", ".join(f"{size / (1 << 20):.2f}" for size in sizes)
-    report.figures["resident memory of the caller, after each fifth of the work"] = f"{steps} MiB"
-    report.figures["its growth after the first fifth, which is the warm-up"] = f"{grown / 1024:+.0f} KiB"
-    if grown >= MEMORY_MAX:
-        report.fail(f"resident memory grew by {grown / 1024:.0f} KiB")
 
 
 # ---- faults
@@ -315,28 +357,21 @@ def part_faults(report: Report, scale: float, draw: random.Random) -> None:
             targets[kind] = Target(kind, stack.enter_context(nvml_isolated(simulate=description, **options)))
 
         def work(index: int, faults: list[str]) -> None:
-            for number, kind in enumerate(faults[index::THREADS]):
-                if index == 0 and number % 200 == 0:
-                    report.progress(f"fault {number * THREADS} of {len(faults)} in this phase")
+            for kind in faults[index::THREADS]:
                 callers[index].fault(targets[kind])
 
-        sizes: list[int] = []
-
-        def look() -> None:
-            settled()
-            sizes.append(resident())
-
+        memory = Memory()
         with Maximum(lambda: len(children())) as workers:
-            run_phases(work, parted(plan), look, report)
+            run_phases(work, parted(plan, scale), memory.look, report)
         stats = [target.nvml.session.stats() for target in targets.values()]
     compare(outside, settled(), report)
-    memory(sizes, report)
+    memory.judge(report)
     report.counts["faults"] = len(plan)
     for key in ("deaths", "restarts", "timeouts", "abandoned"):
         report.counts[f"workers: {key}"] = sum(each[key] for each in stats)
     report.counts["workers at the same time, at most"] = workers.value
     report.spread("CallTimeout after the deadline", [late for each in callers for late in each.late], NOTICE + SLACK)
-    report.spread("all other calls", [took for each in callers for took in each.took])
+    report.spread("all other calls", [took for each in callers for took in each.took], LONGEST)
 
 
 class Maximum:
@@ -446,9 +481,7 @@ def part_calls(report: Report, scale: float, draw: random.Random) -> None:
     before = settled()
 
     def work(index: int, numbers: list[int]) -> None:
-        for done, number in enumerate(numbers[index::THREADS]):
-            if index == 0 and done % 50 == 0:
-                report.progress(f"session {number} of {sessions}")
+        for number in numbers[index::THREADS]:
             # No two at a time are equal, so that each block has a worker of its own.
             with nvml_isolated(simulate=f"h100x4,seed={index + 1}") as nvml:
                 handles = [nvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in range(4)]
@@ -469,22 +502,21 @@ def part_calls(report: Report, scale: float, draw: random.Random) -> None:
                 report.count("errors", stats["errors"] + stats["deaths"] + stats["timeouts"])
                 report.count("sessions")
 
-    sizes: list[int] = []
+    memory = Memory()
     moments = [time.monotonic()]
 
     def look() -> None:
         moments.append(time.monotonic())
-        settled()
-        sizes.append(resident())
+        memory.look()
         moments.append(time.monotonic())
 
-    run_phases(work, parted(list(range(sessions))), look, report)
+    run_phases(work, parted(list(range(sessions)), scale), look, report)
     seconds = sum(moments[1::2]) - sum(moments[:-1:2])
     report.figures["calls and sessions in a second, with eight threads"] = (
         f"{report.counts['calls'] / seconds:.0f} and {sessions / seconds:.0f}"
     )
     compare(before, settled(), report)
-    memory(sizes, report)
+    memory.judge(report)
     if report.counts["errors"]:
         report.fail(f"{report.counts['errors']} calls failed")
 
@@ -496,7 +528,7 @@ MOMENTS = ("before", "start", "call", "stop")
 
 def part_killed(report: Report, scale: float, draw: random.Random) -> None:
     """This process becomes the one to which orphans go, so that it sees each of them end."""
-    if ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) != 0:  # PR_SET_CHILD_SUBREAPER
+    if _libc.prctl(36, 1, 0, 0, 0) != 0:  # PR_SET_CHILD_SUBREAPER
         report.fail("PR_SET_CHILD_SUBREAPER")
     rounds = max(8, round(200 * scale))
     before = settled()

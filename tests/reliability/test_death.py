@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -18,7 +19,7 @@ import pynvml
 import pytest
 
 import nvsandbox
-from nvsandbox import WorkerDied, nvml_isolated, worker
+from nvsandbox import WorkerDied, nvml_isolated, revival, worker
 
 WAYS = [("segv", signal.SIGSEGV, None), ("abort", signal.SIGABRT, None), ("exit", None, 0)]
 
@@ -262,3 +263,18 @@ with nvml_isolated(simulate=sys.argv[1]) as nvml:
             assert time.monotonic() - start < limit
         finally:
             os.close(pidfd)
+
+
+def test_a_handle_in_use_is_not_forgotten_over_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others are asked for after each restart: those that nobody uses go first."""
+    monkeypatch.setattr(revival, "_KEPT_MAX", 6)
+    with nvml_isolated(simulate="h100x4", restart=100) as nvml:
+        kept = nvml.nvmlDeviceGetHandleByIndex(0)
+        uuid = nvml.nvmlDeviceGetUUID(kept)
+        for _ in range(10):
+            os.kill(nvml.session.pid, signal.SIGKILL)
+            with contextlib.suppress(WorkerDied):
+                nvml.nvmlDeviceGetCount()
+            assert nvml.nvmlDeviceGetUUID(kept) == uuid
+            for index in range(1, 4):
+                nvml.nvmlDeviceGetHandleByIndex(index)
