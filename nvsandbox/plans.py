@@ -97,8 +97,8 @@ def _describe(argument: Any) -> tuple[int, type, type | None, int, bool] | None:
         return _INT, kind, None, 0, False
     if kind is marshal.ByrefType:
         target = argument._obj
-        if not _plain(type(target)):
-            return None
+        if not _plain(type(target)) or ctypes.cast(argument, ctypes.c_void_p).value != ctypes.addressof(target):
+            return None  # the latter: byref(target, offset)
         return _BYREF, kind, type(target), ctypes.sizeof(target), False
     if isinstance(argument, ctypes.Array):
         return (_MEMORY, kind, None, ctypes.sizeof(argument), False) if _plain(kind) else None
