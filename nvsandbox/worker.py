@@ -161,7 +161,8 @@ class Lane:
 
     def enter(self) -> bool:
         """Whether this lane is the caller's until :meth:`leave`. Not if it is in use, or closed."""
-        return bool(lib.nvs_lane_enter(self._lane))
+        lane = self._lane
+        return lane is not None and bool(lib.nvs_lane_enter(lane))
 
     def leave(self) -> None:
         """Ends what :meth:`enter` began."""
@@ -192,10 +193,12 @@ class Lane:
             lib.nvs_lane_close(self._lane, os.getpid() != self._pid)
 
     def __del__(self) -> None:
-        # Not before: another thread may stand in enter(), with a reference to this.
+        # Not before: another thread may stand in enter(), with a reference to this. But the garbage collector may come
+        # here before it comes to the holder, which then finds no lane.
         if self._lane is not None:
             self.close()
-            lib.nvs_lane_free(self._lane, os.getpid() != self._pid)
+            lane, self._lane = self._lane, None
+            lib.nvs_lane_free(lane, os.getpid() != self._pid)
 
 
 class _Pipe:
