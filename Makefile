@@ -22,8 +22,9 @@ lint: ## what CI checks: formats, types, warnings, static analysis
 fix: ## let the formatters and ruff change the files
 	@scripts/lint --fix
 
-asan: ## the C tests under ASan and UBSan; ARGS goes to meson test
-	@scripts/native $(ARGS)
+asan: ## ASan and UBSan: the C tests, and the package under the tests that are hardest on memory
+	@scripts/native
+	@scripts/sanitized
 
 bench: ## what a call costs beside direct calls and other ways: benchmarks/results/; ARGS goes to benchmarks/bench.py
 	@scripts/bench $(ARGS)

@@ -170,6 +170,11 @@ class Lane:
             lib.nvs_lane_leave(self._lane)
 
     @property
+    def in_use(self) -> bool:
+        """Whether somebody has entered."""
+        return not self._closed and bool(lib.nvs_lane_busy(self._lane))
+
+    @property
     def taken(self) -> bool:
         """Whether the worker has begun with what was sent last. For whoever has entered."""
         return self._closed or bool(lib.nvs_lane_taken(self._lane))
@@ -219,6 +224,11 @@ class _Pipe:
         ours.settimeout(_SLICE_NS / 1e9)
 
     taken = True  # nobody knows
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody has entered."""
+        return self._busy.locked()
 
     def enter(self) -> bool:
         """Whether this channel is the caller's until :meth:`leave`. Not if it is in use."""
@@ -947,11 +957,8 @@ class Worker:
 
     def _lanes_in_use(self) -> bool:
         """Whether calls that went the short way are under way."""
-        for channel in self._open:
-            if not channel.enter():
-                return True
-            channel.leave()
-        return False
+        # Looked at, not entered: the end may come at this moment, and leaves alone what is in use.
+        return any(channel.in_use for channel in list(self._open))
 
     def served_on(self) -> None:
         """Counts its calls anew."""

@@ -132,6 +132,12 @@ nvs_lane_leave (struct nvs_caller_lane *lane)
 }
 
 int
+nvs_lane_busy (const struct nvs_caller_lane *lane)
+{
+    return atomic_load_explicit (&lane->busy, memory_order_acquire);
+}
+
+int
 nvs_lane_taken (const struct nvs_caller_lane *lane)
 {
     return atomic_load_explicit (&lane->shared->taken, memory_order_acquire) == lane->number;

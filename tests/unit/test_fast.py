@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import weakref
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -34,6 +35,14 @@ def device(nvml):
 def short(nvml) -> int:
     """How many calls have gone the short way."""
     return nvml.session.link.calls
+
+
+def stop(pid: int) -> None:
+    """Stops a process, and returns when all of its threads stand."""
+    os.kill(pid, signal.SIGSTOP)
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        while Path(f"/proc/{pid}/task/{thread}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            pass
 
 
 def function(nvml, name):
@@ -206,7 +215,7 @@ def test_a_worker_that_dies_between_calls_costs_no_call(nvml, device):
         pid = nvml.session.pid
         os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            while open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z":  # noqa: SIM115
+            while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
                 pass
         assert nvml.nvmlDeviceGetTemperature(device, 0) > 0
 
@@ -217,7 +226,7 @@ def test_a_crash_in_a_call_that_goes_the_short_way():
         for _ in range(3):
             nvml.nvmlDeviceGetTemperature(device, 0)
         pid = nvml.session.pid
-        os.kill(pid, signal.SIGSTOP)  # so that it is in the call when it dies
+        stop(pid)
         killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
         killer.start()
         # Stopped before it took the request: the call goes to a new worker.
@@ -232,7 +241,7 @@ def test_a_hang_in_a_call_that_goes_the_short_way():
         for _ in range(3):
             nvml.nvmlDeviceGetTemperature(device, 0)
         pid = nvml.session.pid
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
             with pytest.raises(nvsandbox.CallTimeout) as caught:
                 nvml.nvmlDeviceGetTemperature(device, 0)
