@@ -104,7 +104,7 @@ class Memory:
     """
 
     WARM_UP = 3  # phases
-    COMPARED = 3  # looks from the end of the warm-up on, and at the end
+    COMPARED = 3
 
     def __init__(self) -> None:
         self.resident: list[int] = []
@@ -126,7 +126,7 @@ class Memory:
         report.figures["resident memory of the caller, after each part of the work"] = f"{steps} MiB"
         if len(self.resident) < PHASES:
             return
-        warm = self.resident[self.WARM_UP - 1 :][: self.COMPARED]
+        warm = self.resident[self.WARM_UP - self.COMPARED : self.WARM_UP]
         for name, grown in (
             ("its growth after the warm-up", min(self.resident[-self.COMPARED :]) - min(warm)),
             ("growth of what is in use of it", self.live[-1] - self.live[self.WARM_UP - 1]),
@@ -228,6 +228,7 @@ def compare(before: Snapshot, after: Snapshot, report: Report) -> None:
 # ---- faults
 
 HANG_TIMEOUT = 0.3
+INJECTION_LIMIT = 60.0
 
 # Fault: how many in ten thousand, and the simulated GPUs on which it happens
 FAULTS = {
@@ -282,67 +283,91 @@ class Caller:
             self.report.fail(f"{what}: {type(result).__name__}: {result}")
         return result
 
-    def ordinary(self, target: Target) -> None:
+    def ordinary(self, target: Target) -> Any:
         """A call that has an answer, unless another thread has just ended the worker."""
         found = self.call(target.kind, target.nvml.nvmlDeviceGetUUID, target.handle)
         if found != target.uuid and not isinstance(found, nvsandbox.WorkerDied):
             self.report.fail(f"{target.kind}: {found!r} where {target.uuid} was expected")
+        return found
 
     def fault(self, target: Target) -> None:
-        kind, nvml = target.kind, target.nvml
-        self.report.count(f"faults: {kind}")
+        """Injects a fault, again and again until it has reached a worker, and only then counts it: after a worker that
+        died without an answer the next one has to wait, and meanwhile there is nothing that could be hit."""
         for _ in range(self.draw.randrange(4)):
             self.ordinary(target)
+        end = time.monotonic() + INJECTION_LIMIT
+        while not self._inject(target):
+            self.report.count("attempts that reached no worker, made again")
+            if time.monotonic() > end:
+                self.report.fail(f"{target.kind}: no worker was reached within {INJECTION_LIMIT:g} s")
+                return
+            time.sleep(0.01)
+        self.report.count(f"faults: {target.kind}")
+        self.report.count("faults")
+        self.ordinary(target)
+
+    def _inject(self, target: Target) -> bool:
+        """Whether the fault has reached a worker."""
+        kind, nvml = target.kind, target.nvml
         if kind == "kill":
-            self._kill(nvml)
-        elif kind == "lost":
+            return self._kill(target)
+        if kind == "garbage":
+            return self._garbage(target)
+        if kind == "lost":
             found = self.call(kind, nvml.nvmlDeviceGetHandleByIndex, 1)
             self._expect(kind, found, pynvml.NVMLError_GpuIsLost)
-        elif kind == "garbage":
-            self._garbage(target)
-        elif kind == "hang":
-            self._present(nvml)
+            return isinstance(found, pynvml.NVMLError_GpuIsLost)
+        if kind == "hang":
+            if not self._present(nvml):
+                return False
             found = self.call(kind, nvml.nvmlDeviceGetPowerUsage, target.handle, limit=HANG_TIMEOUT)
             self._expect(kind, found, nvsandbox.CallTimeout, nvsandbox.WorkerDied)
         else:
             found = self.call(kind, nvml.nvmlDeviceGetPowerUsage, target.handle)
             self._expect(kind, found, nvsandbox.WorkerDied)
-            if found.sent and "being ended" not in str(found) and (found.signal, found.status) != ENDS[kind]:
+            if found.sent and (found.signal, found.status) != ENDS[kind]:
                 self.report.fail(f"{kind}: {found}")
-        self.ordinary(target)
+        return bool(getattr(found, "sent", False))
 
     def _expect(self, kind: str, found: object, *classes: type) -> None:
         if not isinstance(found, classes):
             self.report.fail(f"{kind}: {type(found).__name__} ({found}) where {classes[0].__name__} was expected")
 
-    def _present(self, nvml: Any) -> None:
+    def _present(self, nvml: Any) -> bool:
         """Sees to it that there is a worker, so that a call's time is that of the call."""
         try:
-            _ = nvml.session.pid
+            return bool(nvml.session.pid)
         except nvsandbox.WorkerDied:
-            self.report.count("restarts that had to wait")
-            time.sleep(0.02)
+            return False
 
-    def _kill(self, nvml: Any) -> None:
+    def _kill(self, target: Target) -> bool:
+        """SIGKILL to a worker that has answered this thread's call."""
+        nvml = target.nvml
         try:
             pid = nvml.session.pid
             pidfd = os.pidfd_open(pid)
         except (nvsandbox.WorkerDied, ProcessLookupError):
-            return
+            return False
         try:
-            if host.processes().get(pid, ("", 0))[1] == os.getpid():  # not another's who has got its number
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+            if self.ordinary(target) != target.uuid or nvml.session.pid != pid:
+                return False
+            process = host.processes().get(pid, ("", 0))
+            if process[1] != os.getpid() or select.select([pidfd], [], [], 0)[0]:
+                return False  # another's who has got its number, or dead already
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return True
+        except (nvsandbox.WorkerDied, ProcessLookupError):
+            return False
         finally:
             os.close(pidfd)
 
-    def _garbage(self, target: Target) -> None:
+    def _garbage(self, target: Target) -> bool:
         try:
             name = target.nvml.nvmlDeviceGetName(target.handle)
             self.report.fail(f"garbage: the name {name!r}")
         except UnicodeDecodeError:  # as with pynvml alone
             self.report.count("calls that raised UnicodeDecodeError")
+        return True
 
 
 def part_faults(report: Report, scale: float, draw: random.Random) -> None:
@@ -366,7 +391,8 @@ def part_faults(report: Report, scale: float, draw: random.Random) -> None:
         stats = [target.nvml.session.stats() for target in targets.values()]
     compare(outside, settled(), report)
     memory.judge(report)
-    report.counts["faults"] = len(plan)
+    if report.counts["faults"] != len(plan):
+        report.fail(f"{report.counts['faults']} faults of {len(plan)} that were planned")
     for key in ("deaths", "restarts", "timeouts", "abandoned"):
         report.counts[f"workers: {key}"] = sum(each[key] for each in stats)
     report.counts["workers at the same time, at most"] = workers.value
