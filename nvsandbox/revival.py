@@ -33,6 +33,8 @@ class Recipes:
         self._lock = threading.RLock()
         # A token of any worker of this session to (function, type of the handle, what it takes before the handle).
         self._recipes: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
+        # Each worker gives out new tokens for the same few devices.
+        self._same: dict[tuple[str, Any, tuple[Any, ...]], tuple[str, Any, tuple[Any, ...]]] = {}
 
     def after_fork(self) -> None:
         """In a forked child: the lock may be held by a thread that does not exist there."""
@@ -54,7 +56,9 @@ class Recipes:
             with self._lock:
                 while len(self._recipes) >= _KEPT_MAX:
                     del self._recipes[next(iter(self._recipes))]
-                self._recipes[token] = recipe
+                if len(self._same) >= _KEPT_MAX:
+                    self._same.clear()
+                self._recipes[token] = self._same.setdefault(recipe, recipe)
 
     @staticmethod
     def _by_uuid(kind: Any, token: int, invoke: Invoke) -> tuple[str, Any, tuple[Any, ...]] | None:

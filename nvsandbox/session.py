@@ -25,6 +25,7 @@ from nvsandbox import isolation as ladder
 from nvsandbox import options as options_
 from nvsandbox._core import lib
 from nvsandbox.bindings import Library, namespace
+from nvsandbox.channels import Lane
 from nvsandbox.errors import (
     CallFailed,
     CallTimeout,
@@ -42,7 +43,7 @@ from nvsandbox.restarts import WINDOW as RESTART_WINDOW
 from nvsandbox.restarts import Restarts
 from nvsandbox.revival import Recipes
 from nvsandbox.routing import Route
-from nvsandbox.worker import LOOK_EVERY, Lane, Worker, given_up
+from nvsandbox.worker import LOOK_EVERY, Worker, given_up
 
 _log = logging.getLogger("nvsandbox")
 
@@ -221,6 +222,14 @@ class NVMLSession:
         return link
 
     def _fast_wait(self, lane: Lane, name: str, waited: float) -> None:
+        try:
+            self._fast_look(lane, name, waited)
+        except (WorkerDied, SandboxClosed):
+            # It may have answered and then ended since the last look.
+            if not lane.answered:
+                raise
+
+    def _fast_look(self, lane: Lane, name: str, waited: float) -> None:
         worker = lane.worker
         if worker is None:
             if self._closed:

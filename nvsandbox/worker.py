@@ -11,7 +11,6 @@ import errno
 import itertools
 import logging
 import math
-import mmap
 import os
 import select
 import signal
@@ -27,6 +26,7 @@ from typing import Any
 from nvsandbox import _fast, marshal, roots, simulate
 from nvsandbox import isolation as ladder
 from nvsandbox._core import ffi, lib
+from nvsandbox.channels import SLICE_NS, Channels, Holder, Lane, Pipe
 from nvsandbox.errors import (
     CallTimeout,
     LibraryNotFound,
@@ -35,6 +35,7 @@ from nvsandbox.errors import (
     SandboxStartError,
     WorkerDied,
 )
+from nvsandbox.native import own_error, socketpair, start_error, text
 from nvsandbox.options import Options, Recycle
 
 _log = logging.getLogger("nvsandbox")
@@ -44,7 +45,6 @@ PROGRAM = Path(__file__).parent / "nvsandbox-worker"
 START_LIMIT = 60.0
 """Seconds that a start may take. With eight GPUs and no persistence mode NVML's initialisation takes over ten."""
 
-_SLICE_NS = 20_000_000  # how long a wait goes before it looks whether the worker still lives
 _DRAIN_LIMIT = 2.0  # for calls that are under way when the sandbox is closed, as in csrc/worker/main.c
 _STOP_LIMIT = 3.0  # from STOP to SIGTERM
 _TERM_LIMIT = 3.0  # from SIGTERM to SIGKILL
@@ -60,31 +60,6 @@ _serials = itertools.count(1)
 _TOO_LARGE = int(lib.NVS_STATUS_TOO_LARGE).to_bytes(4, sys.byteorder)
 
 
-def _text(chars: Any) -> str:
-    value: bytes = ffi.string(chars)
-    return value.decode("utf-8", "replace")
-
-
-def _error(error: Any) -> SandboxStartError:
-    step = _text(lib.nvs_core_step_name(error.step))
-    return SandboxStartError(step, int(error.err), _text(error.path), _text(error.detail))
-
-
-def _own(error: SandboxStartError) -> SandboxStartError:
-    """An error of this process, not of the worker, with what to do about it."""
-    if error.errno != errno.EMFILE:
-        return error
-    remedy = "raise this process's limit of descriptors (ulimit -n), or see what holds so many open"
-    return SandboxStartError(error.step, error.errno, error.path, f"{error.detail}; {remedy}")
-
-
-def _socketpair(kind: socket.SocketKind, step: str) -> tuple[socket.socket, socket.socket]:
-    try:
-        return socket.socketpair(socket.AF_UNIX, kind)
-    except OSError as error:
-        raise _own(SandboxStartError(step, error.errno or 0, "", "cannot make a pair of sockets")) from error
-
-
 def _environment(simulated: str | None) -> list[bytes]:
     """The worker's environment: the caller's, less what would have the loader put other code into it."""
     kept = []
@@ -96,218 +71,6 @@ def _environment(simulated: str | None) -> list[bytes]:
     if simulated is not None:
         kept.append(b"NVSANDBOX_SIM=" + simulated.encode())
     return kept
-
-
-class Lane:
-    """A thread's shared memory channel.
-
-    Whoever holds it (:meth:`enter`) uses it, so that nobody unmaps the memory under an exchange.
-    """
-
-    # For one whose making was interrupted
-    _lane: Any = None
-    _closed = False
-    _link: _fast.Link | None = None
-
-    def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
-        self._pid = os.getpid()
-        self._link = worker.link
-        self._worker = weakref.ref(worker)
-        # All memory first: what fails from here on is undone.
-        self._capacity: int = lib.NVS_LANE_FRAME
-        # Pages of its own, of which only those that replies have reached cost memory. A bytearray's may come from the
-        # heap, and are then cleared all at once, a megabyte for each thread.
-        try:
-            self._reply = mmap.mmap(-1, self._capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as short:
-            raise MemoryError(f"no room for replies of up to {self._capacity} bytes") from short
-        self._reply_c = ffi.from_buffer(self._reply)
-        self._length = ffi.new("uint32_t *")
-        error = ffi.new("struct nvs_error *")
-        fd = ffi.new("int32_t *")
-        lane = lib.nvs_lane_new(fd, error)
-        if not lane:
-            raise _own(_error(error))
-        self._lane = lane
-        self.enter()
-        try:
-            worker.open_channel(lib.NVS_CHANNEL_LANE, fd[0], lib.NVS_LANE_SIZE, wait)
-        except BaseException:
-            self.close()
-            raise
-        lib.nvs_lane_sent(lane)
-
-    def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview | None:
-        """The reply to `frame`, or None where one of the two is too large for a lane. `wait` is called between waits
-        and may raise."""
-        if len(frame) > self._capacity:
-            return None
-        status = lib.nvs_lane_call(
-            self._lane, ffi.from_buffer(frame), len(frame), _SLICE_NS, self._reply_c, self._capacity, self._length
-        )
-        while status == lib.NVS_WAIT_PENDING:
-            slice_ns = _SLICE_NS
-            gone: SandboxError | None = None
-            try:
-                wait()
-            except (WorkerDied, SandboxClosed) as error:
-                slice_ns, gone = 0, error  # it may have answered and then ended since the last look
-            status = lib.nvs_lane_wait(self._lane, slice_ns, self._reply_c, self._capacity, self._length)
-            if gone is not None and status == lib.NVS_WAIT_PENDING:
-                raise gone
-        if status != lib.NVS_WAIT_DONE:
-            raise marshal.BrokenReply("a reply that is larger than its lane")
-        return memoryview(self._reply)[: self._length[0]]
-
-    def enter(self) -> bool:
-        """Whether this lane is the caller's until :meth:`leave`. Not if it is in use, or closed."""
-        lane = self._lane
-        return lane is not None and bool(lib.nvs_lane_enter(lane))
-
-    def leave(self) -> None:
-        """Ends what :meth:`enter` began."""
-        if not self._closed:
-            lib.nvs_lane_leave(self._lane)
-
-    @property
-    def in_use(self) -> bool:
-        """Whether somebody has entered."""
-        return not self._closed and bool(lib.nvs_lane_busy(self._lane))
-
-    @property
-    def taken(self) -> bool:
-        """Whether the worker has begun with what was sent last. For whoever has entered."""
-        return self._closed or bool(lib.nvs_lane_taken(self._lane))
-
-    @property
-    def worker(self) -> Worker | None:
-        """The worker at the other end, as long as anybody knows it."""
-        return self._worker()
-
-    @property
-    def address(self) -> int:
-        """Of the C side's struct, for the short way."""
-        return int(ffi.cast("uintptr_t", self._lane))
-
-    def close(self) -> None:
-        """For whoever has entered the lane, or knows that nobody has."""
-        if not self._closed:
-            self._closed = True
-            if self._link is not None:
-                self._link.invalidate()  # first: threads remember where the lane is
-            lib.nvs_lane_close(self._lane, os.getpid() != self._pid)
-
-    def __del__(self) -> None:
-        # Not before: another thread may stand in enter(), with a reference to this. But the garbage collector may come
-        # here before it comes to the holder, which then finds no lane.
-        if self._lane is not None:
-            self.close()
-            lane, self._lane = self._lane, None
-            lib.nvs_lane_free(lane, os.getpid() != self._pid)
-
-
-class _Pipe:
-    """A thread's socket channel: any size, and some tens of microseconds slower."""
-
-    def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
-        self._busy = threading.Lock()
-        self.enter()
-        self._worker = weakref.proxy(worker)
-        ours, theirs = _socketpair(socket.SOCK_STREAM, "channel")
-        self._socket = ours
-        with theirs:
-            try:
-                worker.open_channel(lib.NVS_CHANNEL_PIPE, theirs.fileno(), 0, wait)
-            except BaseException:
-                ours.close()
-                raise
-        ours.settimeout(_SLICE_NS / 1e9)
-
-    taken = True  # nobody knows
-
-    @property
-    def in_use(self) -> bool:
-        """Whether somebody has entered."""
-        return self._busy.locked()
-
-    def enter(self) -> bool:
-        """Whether this channel is the caller's until :meth:`leave`. Not if it is in use."""
-        return self._busy.acquire(blocking=False)
-
-    def leave(self) -> None:
-        """Ends what :meth:`enter` began."""
-        self._busy.release()
-
-    def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview:
-        # One sendall() would lose count of what was sent when it times out, so piece by piece.
-        out = memoryview(len(frame).to_bytes(4, sys.byteorder) + frame)
-        while out:
-            try:
-                out = out[self._socket.send(out) :]
-            except TimeoutError:
-                wait()
-            except OSError as error:
-                self._gone(wait, error)
-        size = int.from_bytes(self._receive(4, wait), sys.byteorder)
-        if size > lib.NVS_FRAME_MAX:
-            raise marshal.BrokenReply(f"a reply of {size} bytes")
-        return memoryview(self._receive(size, wait))
-
-    def _receive(self, size: int, wait: Callable[[], None]) -> bytearray:
-        buffer = bytearray(size)
-        rest = memoryview(buffer)
-        while rest:
-            try:
-                count = self._socket.recv_into(rest)
-            except TimeoutError:
-                wait()
-                continue
-            except OSError as error:
-                self._gone(wait, error)
-                continue
-            if count == 0:
-                self._gone(wait, None)
-            rest = rest[count:]
-        return buffer
-
-    def _gone(self, wait: Callable[[], None], error: OSError | None) -> None:
-        # The socket closes a moment before the process can be reaped, and only then is its status known.
-        self._worker.wait_ended(1.0)
-        wait()
-        raise marshal.BrokenReply("the worker closed a channel") from error
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-class _Channels(threading.local):
-    """Each thread's own channels. They are closed when the thread ends, for its locals end with it."""
-
-    def __init__(self) -> None:
-        self.lane: _Holder | None = None
-        self.pipe: _Holder | None = None
-
-
-class _Holder:
-    """Closes a channel when nothing holds it any more."""
-
-    def __init__(self, worker: Worker, channel: Lane | _Pipe) -> None:
-        self.channel = channel
-        self._worker = weakref.ref(worker)
-
-    def close(self) -> None:
-        worker = self._worker()
-        # In a forked child the locals of all other threads end at once, and one of them may hold the worker's lock.
-        if worker is not None and worker.owner == os.getpid():
-            worker.forget(self.channel)
-        # Not under a thread that is in it: where another ends the sandbox in the middle of a call, which then has the
-        # last reference; and at the interpreter's exit, where the locals of daemon threads end before they do.
-        if self.channel.enter():
-            self.channel.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
 
 
 _all: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -354,8 +117,8 @@ class Worker:
         self.tokens: dict[int, int] = {}
         """What stands here for handles of earlier workers of the session."""
         self._functions: dict[str, int | None] = {}
-        self._channels = _Channels()
-        self._open: set[Lane | _Pipe] = set()
+        self._channels = Channels()
+        self._open: set[Lane | Pipe] = set()
         # Reentrant: a signal handler of the caller's may run, and call NVML, while its thread holds one of them.
         self._control_lock = threading.RLock()
         self._state_lock = threading.RLock()
@@ -392,7 +155,7 @@ class Worker:
         self._pidfd: int | None = None
         self.pid = 0
         with _fork_lock:
-            ours, theirs = _socketpair(socket.SOCK_SEQPACKET, "spawn")
+            ours, theirs = socketpair(socket.SOCK_SEQPACKET, "spawn")
             self._control = ours
             try:
                 with theirs:
@@ -424,7 +187,7 @@ class Worker:
         finally:
             self.pid = int(pid[0])  # there is one even if Ctrl-C came meanwhile
         if result != 0:
-            raise _own(_error(error))
+            raise own_error(start_error(error))
         return int(pid[0])
 
     def _open_pidfd(self) -> int | None:
@@ -442,9 +205,9 @@ class Worker:
         self._send(bytes(ffi.buffer(ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_GO]))))
         report = self._receive(lib.NVS_MSG_READY, deadline, "loading and initialising NVML")
         self.init_result = int(report.init_result)
-        self.library = _text(report.library)
+        self.library = text(report.library)
         self.step_ns = {
-            _text(lib.nvs_core_step_name(step)): int(report.step_ns[step])
+            text(lib.nvs_core_step_name(step)): int(report.step_ns[step])
             for step in range(1, lib.NVS_STEP_COUNT)
             if report.step_ns[step]
         }
@@ -500,8 +263,8 @@ class Worker:
         libraries = self._libraries()
         minors = self._minors
         strings = b"".join(
-            os.fsencode(text) + b"\0"
-            for text in (
+            os.fsencode(piece) + b"\0"
+            for piece in (
                 options.driver_root,
                 roots.dev_folder(options.driver_root, options.dev_root),
                 self._simulation or "",
@@ -529,7 +292,7 @@ class Worker:
 
     def _check_version(self, report: Any) -> None:
         # The worker compares too. Each side does, for the other may be the one that is too old to.
-        ours, theirs = _text(lib.nvs_core_version()), _text(report.build)
+        ours, theirs = text(lib.nvs_core_version()), text(report.build)
         if theirs != ours or report.protocol != lib.NVS_PROTOCOL_VERSION:
             raise SandboxStartError(
                 "hello",
@@ -626,7 +389,7 @@ class Worker:
                     "",
                     f"the worker was still {doing} after {START_LIMIT:g} s, the limit of a start",
                 )
-            self._control.settimeout(min(left, 0.1 if wait is None else _SLICE_NS / 1e9))
+            self._control.settimeout(min(left, 0.1 if wait is None else SLICE_NS / 1e9))
             try:
                 message = self._control.recv(lib.NVS_MESSAGE_MAX)
                 break
@@ -662,7 +425,7 @@ class Worker:
         if head.type == lib.NVS_MSG_FAILED:
             raise self._failed(body)
         if head.type == lib.NVS_MSG_REFUSED:
-            raise _error(body.error)
+            raise start_error(body.error)
         if head.type != expected:
             raise SandboxStartError(
                 "hello", errno.EPROTO, str(PROGRAM), f"message {head.type} where {expected} was expected"
@@ -676,14 +439,14 @@ class Worker:
 
     def _failed(self, body: Any) -> SandboxStartError:
         if body.error.step != lib.NVS_STEP_LIBRARY:
-            return _error(body.error)
-        tried = tuple(line for line in _text(body.tried).split("\n") if line)
-        return LibraryNotFound(int(body.error.err), _text(body.error.path), _text(body.error.detail), tried)
+            return start_error(body.error)
+        tried = tuple(line for line in text(body.tried).split("\n") if line)
+        return LibraryNotFound(int(body.error.err), text(body.error.path), text(body.error.detail), tried)
 
     def open_channel(self, kind: int, fd: int, size: int, wait: Callable[[], None]) -> None:
         """Sends the worker's end of a channel. Raises SandboxStartError if the worker refuses it, WorkerDied if it is
         gone, and what `wait` raises, which is called between waits."""
-        while not self._control_lock.acquire(timeout=_SLICE_NS / 1e9):
+        while not self._control_lock.acquire(timeout=SLICE_NS / 1e9):
             wait()
         try:
             self._check_alive("opening a channel")
@@ -706,10 +469,10 @@ class Worker:
 
     # ---- calls
 
-    def _channel(self, kind: str, wait: Callable[[], None]) -> tuple[Lane | _Pipe, bool]:
+    def _channel(self, kind: str, wait: Callable[[], None]) -> tuple[Lane | Pipe, bool]:
         """This thread's channel of a kind, entered, and whether it is for one call only."""
-        make = Lane if kind == "lane" else _Pipe
-        holder: _Holder | None = getattr(self._channels, kind)
+        make = Lane if kind == "lane" else Pipe
+        holder: Holder | None = getattr(self._channels, kind)
         if holder is not None and holder.channel.enter():
             return holder.channel, False
         channel = make(self, wait)
@@ -718,17 +481,17 @@ class Worker:
         if holder is not None:
             # A signal handler or a finalizer calls NVML while the call that it interrupted has this thread's channel.
             return channel, True
-        setattr(self._channels, kind, _Holder(self, channel))
+        setattr(self._channels, kind, Holder(self, channel))
         return channel, False
 
-    def forget(self, channel: Lane | _Pipe) -> None:
+    def forget(self, channel: Lane | Pipe) -> None:
         """Takes a channel off the list of those to close at the end."""
         # Without the lock, for this is called at the interpreter's exit too, when a daemon thread may have ended with
         # it. One step for Python; if the end has the channel on its list by now, it is closed twice, which is harmless.
         self._open.discard(channel)
 
     def _on_channel(
-        self, kind: str, held: tuple[Lane | _Pipe, bool], frame: bytearray, wait: Callable[[], None]
+        self, kind: str, held: tuple[Lane | Pipe, bool], frame: bytearray, wait: Callable[[], None]
     ) -> memoryview | None:
         channel, once = held
         kept = False
@@ -749,7 +512,7 @@ class Worker:
                 # Ended in the middle: what was asked on it is answered to nobody.
                 self.forget(channel)
                 channel.close()
-                holder: _Holder | None = getattr(self._channels, kind)
+                holder: Holder | None = getattr(self._channels, kind)
                 if holder is not None and holder.channel is channel:
                     setattr(self._channels, kind, None)
 
@@ -823,7 +586,7 @@ class Worker:
             with self._state_lock:
                 self._inside -= 1
 
-    def _lane_if_possible(self, wait: Callable[[], None]) -> tuple[Lane | _Pipe, bool] | None:
+    def _lane_if_possible(self, wait: Callable[[], None]) -> tuple[Lane | Pipe, bool] | None:
         """This thread's lane, as _channel() gives it; None where calls go over sockets."""
         if not self._use_lanes:
             return None

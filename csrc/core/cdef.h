@@ -171,6 +171,7 @@ int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t lengt
                    size_t capacity, uint32_t *reply_length);
 int nvs_lane_enter (struct nvs_caller_lane *lane);
 void nvs_lane_leave (struct nvs_caller_lane *lane);
+int nvs_lane_answered (const struct nvs_caller_lane *lane);
 int nvs_lane_busy (const struct nvs_caller_lane *lane);
 int nvs_lane_taken (const struct nvs_caller_lane *lane);
 void nvs_lane_close (struct nvs_caller_lane *lane, int forked);

@@ -46,6 +46,9 @@ int nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, s
 int nvs_lane_enter (struct nvs_caller_lane *lane);
 void nvs_lane_leave (struct nvs_caller_lane *lane);
 
+/* Whether the reply to the last request is there. */
+int nvs_lane_answered (const struct nvs_caller_lane *lane);
+
 /* Whether somebody has entered. */
 int nvs_lane_busy (const struct nvs_caller_lane *lane);
 

@@ -170,8 +170,8 @@ nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length)
     return 0;
 }
 
-static int
-answered (const struct nvs_caller_lane *lane)
+int
+nvs_lane_answered (const struct nvs_caller_lane *lane)
 {
     return atomic_load_explicit (&lane->shared->reply, memory_order_acquire) == lane->number;
 }
@@ -182,13 +182,13 @@ nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns)
     int64_t start = 0;
 
     if (lane->spins == 0 || spin_ns <= 0)
-        return answered (lane);
+        return nvs_lane_answered (lane);
     for (;;) {
         int64_t now;
 
         /* The clock costs as much as many looks. */
         for (int i = 0; i < 32; i++) {
-            if (answered (lane))
+            if (nvs_lane_answered (lane))
                 return 1;
             relax ();
         }
@@ -196,7 +196,7 @@ nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns)
         if (start == 0)
             start = now;
         if (now - start >= spin_ns)
-            return answered (lane);
+            return nvs_lane_answered (lane);
     }
 }
 
@@ -216,7 +216,7 @@ nvs_lane_sleep (struct nvs_caller_lane *lane, int64_t wait_ns)
             futex_wait (&lane->shared->reply, seen, &timeout);
         atomic_store_explicit (&lane->shared->caller_sleeps, 0, memory_order_relaxed);
     }
-    return answered (lane);
+    return nvs_lane_answered (lane);
 }
 
 uint32_t

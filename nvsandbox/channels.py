@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channels: what a thread's calls travel on to its worker, shared memory or a socket; see csrc/protocol.h."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nvsandbox import _fast, marshal
+from nvsandbox._core import ffi, lib
+from nvsandbox.errors import SandboxClosed, SandboxError, WorkerDied
+from nvsandbox.native import own_error, socketpair, start_error
+
+if TYPE_CHECKING:
+    from nvsandbox.worker import Worker
+
+SLICE_NS = 20_000_000
+"""How long a wait goes before it looks whether the worker still lives."""
+
+
+class Lane:
+    """A thread's shared memory channel.
+
+    Whoever holds it (:meth:`enter`) uses it, so that nobody unmaps the memory under an exchange.
+    """
+
+    # For one whose making was interrupted
+    _lane: Any = None
+    _closed = False
+    _link: _fast.Link | None = None
+
+    def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
+        self._pid = os.getpid()
+        self._link = worker.link
+        self._worker = weakref.ref(worker)
+        # All memory first: what fails from here on is undone.
+        self._capacity: int = lib.NVS_LANE_FRAME
+        # Pages of its own, of which only those that replies have reached cost memory. A bytearray's may come from the
+        # heap, and are then cleared all at once, a megabyte for each thread.
+        try:
+            self._reply = mmap.mmap(-1, self._capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as short:
+            raise MemoryError(f"no room for replies of up to {self._capacity} bytes") from short
+        self._reply_c = ffi.from_buffer(self._reply)
+        self._length = ffi.new("uint32_t *")
+        error = ffi.new("struct nvs_error *")
+        fd = ffi.new("int32_t *")
+        lane = lib.nvs_lane_new(fd, error)
+        if not lane:
+            raise own_error(start_error(error))
+        self._lane = lane
+        self.enter()
+        try:
+            worker.open_channel(lib.NVS_CHANNEL_LANE, fd[0], lib.NVS_LANE_SIZE, wait)
+        except BaseException:
+            self.close()
+            raise
+        lib.nvs_lane_sent(lane)
+
+    def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview | None:
+        """The reply to `frame`, or None where one of the two is too large for a lane. `wait` is called between waits
+        and may raise."""
+        if len(frame) > self._capacity:
+            return None
+        status = lib.nvs_lane_call(
+            self._lane, ffi.from_buffer(frame), len(frame), SLICE_NS, self._reply_c, self._capacity, self._length
+        )
+        while status == lib.NVS_WAIT_PENDING:
+            slice_ns = SLICE_NS
+            gone: SandboxError | None = None
+            try:
+                wait()
+            except (WorkerDied, SandboxClosed) as error:
+                slice_ns, gone = 0, error  # it may have answered and then ended since the last look
+            status = lib.nvs_lane_wait(self._lane, slice_ns, self._reply_c, self._capacity, self._length)
+            if gone is not None and status == lib.NVS_WAIT_PENDING:
+                raise gone
+        if status != lib.NVS_WAIT_DONE:
+            raise marshal.BrokenReply("a reply that is larger than its lane")
+        return memoryview(self._reply)[: self._length[0]]
+
+    def enter(self) -> bool:
+        """Whether this lane is the caller's until :meth:`leave`. Not if it is in use, or closed."""
+        lane = self._lane
+        return lane is not None and bool(lib.nvs_lane_enter(lane))
+
+    def leave(self) -> None:
+        """Ends what :meth:`enter` began."""
+        if not self._closed:
+            lib.nvs_lane_leave(self._lane)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody has entered."""
+        return not self._closed and bool(lib.nvs_lane_busy(self._lane))
+
+    @property
+    def answered(self) -> bool:
+        """Whether the reply to what was sent last is there. For whoever has entered."""
+        return not self._closed and bool(lib.nvs_lane_answered(self._lane))
+
+    @property
+    def taken(self) -> bool:
+        """Whether the worker has begun with what was sent last. For whoever has entered."""
+        return self._closed or bool(lib.nvs_lane_taken(self._lane))
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker at the other end, as long as anybody knows it."""
+        return self._worker()
+
+    @property
+    def address(self) -> int:
+        """Of the C side's struct, for the short way."""
+        return int(ffi.cast("uintptr_t", self._lane))
+
+    def close(self) -> None:
+        """For whoever has entered the lane, or knows that nobody has."""
+        if not self._closed:
+            self._closed = True
+            if self._link is not None:
+                self._link.invalidate()  # first: threads remember where the lane is
+            lib.nvs_lane_close(self._lane, os.getpid() != self._pid)
+
+    def __del__(self) -> None:
+        # Not before: another thread may stand in enter(), with a reference to this. But the garbage collector may come
+        # here before it comes to the holder, which then finds no lane.
+        if self._lane is not None:
+            self.close()
+            lane, self._lane = self._lane, None
+            lib.nvs_lane_free(lane, os.getpid() != self._pid)
+
+
+class Pipe:
+    """A thread's socket channel: any size, and some tens of microseconds slower."""
+
+    def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
+        self._busy = threading.Lock()
+        self.enter()
+        self._worker = weakref.proxy(worker)
+        ours, theirs = socketpair(socket.SOCK_STREAM, "channel")
+        self._socket = ours
+        with theirs:
+            try:
+                worker.open_channel(lib.NVS_CHANNEL_PIPE, theirs.fileno(), 0, wait)
+            except BaseException:
+                ours.close()
+                raise
+        ours.settimeout(SLICE_NS / 1e9)
+
+    taken = True  # nobody knows
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody has entered."""
+        return self._busy.locked()
+
+    def enter(self) -> bool:
+        """Whether this channel is the caller's until :meth:`leave`. Not if it is in use."""
+        return self._busy.acquire(blocking=False)
+
+    def leave(self) -> None:
+        """Ends what :meth:`enter` began."""
+        self._busy.release()
+
+    def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview:
+        # One sendall() would lose count of what was sent when it times out, so piece by piece.
+        out = memoryview(len(frame).to_bytes(4, sys.byteorder) + frame)
+        while out:
+            try:
+                out = out[self._socket.send(out) :]
+            except TimeoutError:
+                wait()
+            except OSError as error:
+                self._gone(wait, error)
+        size = int.from_bytes(self._receive(4, wait), sys.byteorder)
+        if size > lib.NVS_FRAME_MAX:
+            raise marshal.BrokenReply(f"a reply of {size} bytes")
+        return memoryview(self._receive(size, wait))
+
+    def _receive(self, size: int, wait: Callable[[], None]) -> bytearray:
+        buffer = bytearray(size)
+        rest = memoryview(buffer)
+        while rest:
+            try:
+                count = self._socket.recv_into(rest)
+            except TimeoutError:
+                wait()
+                continue
+            except OSError as error:
+                self._gone(wait, error)
+                continue
+            if count == 0:
+                self._gone(wait, None)
+            rest = rest[count:]
+        return buffer
+
+    def _gone(self, wait: Callable[[], None], error: OSError | None) -> None:
+        # The socket closes a moment before the process can be reaped, and only then is its status known.
+        self._worker.wait_ended(1.0)
+        wait()
+        raise marshal.BrokenReply("the worker closed a channel") from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Channels(threading.local):
+    """Each thread's own channels. They are closed when the thread ends, for its locals end with it."""
+
+    def __init__(self) -> None:
+        self.lane: Holder | None = None
+        self.pipe: Holder | None = None
+
+
+class Holder:
+    """Closes a channel when nothing holds it any more."""
+
+    def __init__(self, worker: Worker, channel: Lane | Pipe) -> None:
+        self.channel = channel
+        self._worker = weakref.ref(worker)
+
+    def close(self) -> None:
+        worker = self._worker()
+        # In a forked child the locals of all other threads end at once, and one of them may hold the worker's lock.
+        if worker is not None and worker.owner == os.getpid():
+            worker.forget(self.channel)
+        # Not under a thread that is in it: where another ends the sandbox in the middle of a call, which then has the
+        # last reference; and at the interpreter's exit, where the locals of daemon threads end before they do.
+        if self.channel.enter():
+            self.channel.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
