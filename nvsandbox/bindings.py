@@ -11,6 +11,7 @@ which are counted.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import types
@@ -25,6 +26,8 @@ from nvsandbox.errors import SandboxClosed, nvml_error
 
 _NVML_ERROR_UNINITIALIZED = 1
 _NVML_ERROR_UNKNOWN = 999
+
+_BLOCK_ENDED = "the nvml_isolated() block that this belongs to has ended; open a new one"
 
 
 class Caller(Protocol):
@@ -114,7 +117,7 @@ class Library:
 
     def _check_open(self, name: str) -> None:
         if self._closed:
-            raise SandboxClosed(f"{name}: the nvml_isolated() block that this belongs to has ended; open a new one")
+            raise SandboxClosed(f"{name}: {_BLOCK_ENDED}")
 
     def _call(self, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any:
         self._check_open(name)
@@ -141,9 +144,14 @@ class Library:
             if self._closed:
                 return
             self._closed = True
-        for function in list(self.__dict__.values()):
-            if isinstance(function, _fast.Function):
-                function.forget()
+        for name, function in list(self.__dict__.items()):
+            if isinstance(function, _fast.Function | Function):
+                del self.__dict__[name]
+                if isinstance(function, _fast.Function):
+                    function.forget()
+        scopes, self._scopes = self._scopes, []
+        for scope in scopes:
+            _end(scope)
         for _ in range(left):
             try:
                 self._session.call("nvmlShutdown", (), False)
@@ -187,6 +195,25 @@ def _rebind(
     rebound.__dict__.update({key: value for key, value in function.__dict__.items() if key != "__wrapped__"})
     done[id(function)] = rebound
     return rebound
+
+
+def _end(scope: dict[str, Any]) -> None:
+    """Takes the functions out of a block's globals. They refer to each other through these: some hundred kilobytes for
+    each block, which would otherwise lie about until the garbage collector comes to them."""
+    for name, value in list(scope.items()):
+        if isinstance(value, types.FunctionType) and value.__globals__ is scope:
+            scope[name] = _ended(name)
+
+
+@functools.cache
+def _ended(name: str) -> Callable[..., Any]:
+    """What stands in the place of the function `name` after its block."""
+
+    def ended(*arguments: Any, **named: Any) -> Any:
+        raise SandboxClosed(f"{name}: {_BLOCK_ENDED}")
+
+    ended.__name__ = name
+    return ended
 
 
 def _check_return(library: Library) -> Callable[[int], int]:

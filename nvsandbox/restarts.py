@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from array import array
+from bisect import bisect_right
 
 WINDOW = 60.0
 """Seconds in which restarts are counted."""
@@ -26,7 +27,7 @@ class Restarts:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._times: deque[float] = deque()
+        self._times = array("d")  # of the restarts in the window
         self._in_vain = 0  # workers in a row that died without an answer
         self._last = 0.0
 
@@ -38,8 +39,7 @@ class Restarts:
     def wait(self) -> float:
         """Seconds until the next restart is allowed, 0 for now."""
         now = time.monotonic()
-        while self._times and now - self._times[0] >= WINDOW:
-            self._times.popleft()
+        del self._times[: bisect_right(self._times, now - WINDOW)]
         left = 0.0
         if len(self._times) >= self.limit:
             left = self._times[0] + WINDOW - now
@@ -50,6 +50,7 @@ class Restarts:
 
     def started(self) -> None:
         """A restart has been made."""
+        del self._times[: bisect_right(self._times, time.monotonic() - WINDOW)]
         self._times.append(time.monotonic())
 
     @property

@@ -327,6 +327,12 @@ class NVMLSession:
             for ending in all_:
                 ending.stop_aside()
             raise
+        # The link refers to this session: without it both go when nobody has them any more.
+        with self._counts_lock:
+            link, self.link = self.link, None
+            if link is not None:
+                self._counts["calls"] += link.calls
+                self._counts["errors"] += link.errors
 
     def __repr__(self) -> str:
         worker = self._worker
