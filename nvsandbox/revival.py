@@ -20,7 +20,7 @@ import pynvml
 from nvsandbox.marshal import pointed_handle
 
 _GIVES = re.compile(r"nvml(Device|Unit)Get(\w*Handle\w*By\w+|DeviceHandleFromMigDeviceHandle)$")
-_KEPT_MAX = 1024
+_KEPT_MAX = 512
 
 Invoke = Callable[[str, tuple[Any, ...]], int]
 """Calls a function of NVML in the present worker: its name, ctypes arguments; gives the nvmlReturn_t."""
