@@ -532,12 +532,16 @@ await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane)
         return 0;
     start = now_ns ();
     for (;;) {
+        PyThreadState *state;
         PyObject *seconds;
         PyObject *go_on;
-        bool there;
+        int there;
 
-        Py_BEGIN_ALLOW_THREADS there = nvs_lane_sleep (lane, SLICE_NS);
-        Py_END_ALLOW_THREADS if (there) return 0;
+        state = PyEval_SaveThread ();
+        there = nvs_lane_sleep (lane, SLICE_NS);
+        PyEval_RestoreThread (state);
+        if (there)
+            return 0;
         if (PyErr_CheckSignals () < 0)
             return -1;
         seconds = PyFloat_FromDouble ((double)(now_ns () - start) / 1e9);

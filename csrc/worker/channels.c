@@ -30,7 +30,8 @@
 #define STACK_SIZE (1u << 20)
 /* How long a worker thread looks out for the next call before it sleeps. A program that asks for one value after the
  * other is back within a few microseconds; a sleep and a wake-up cost tens. */
-#define SPIN_NS       50000
+#define SPIN_NS       100000
+#define WAKE_NS       80000 /* what a sleep and a wake-up may take on a virtual machine: not the caller's doing */
 #define SPIN_LEAST    2000
 #define DRAIN_LOOK_NS 500000
 
@@ -168,7 +169,7 @@ lane_wait (struct channel *channel, uint32_t seen, uint32_t *number)
             futex_wait (&lane->request, seen);
         atomic_store_explicit (&lane->worker_sleeps, 0, memory_order_relaxed);
         /* Would a little more patience have been rewarded? Then have it; else have less. */
-        if (now_ns () - start < SPIN_NS)
+        if (now_ns () - start < SPIN_NS + WAKE_NS)
             channel->spin_ns = SPIN_NS;
         else if (channel->spin_ns > 0)
             channel->spin_ns = channel->spin_ns / 2 >= SPIN_LEAST ? channel->spin_ns / 2 : 0;
