@@ -15,7 +15,7 @@ class Link:
     def __init__(
         self,
         waiting: Callable[[Any, str, float], object],
-        abandon: Callable[[Any], object],
+        abandon: Callable[..., object],
         learn: Callable[[Function, tuple[Any, ...]], object],
         unknown: Callable[[], object],
         /,

@@ -250,11 +250,18 @@ class NVMLSession:
             self._note_death(worker)
             raise
 
-    @staticmethod
-    def _fast_abandon(lane: Lane) -> None:
+    def _fast_abandon(self, lane: Lane, broken: str | None = None) -> None:
+        """Closes a lane on which a call has ended in the middle; `broken` names one whose reply was none."""
         worker = lane.worker
         if worker is not None:
             worker.abandon_lane()
+        if broken is not None:
+            if worker is None:
+                raise WorkerDied(broken, None, None, "it broke the protocol")
+            if worker.alive:
+                worker.condemn("it broke the protocol: a reply of another kind than was asked for")
+            self._note_death(worker)
+            raise worker.death(broken)
 
     def _fast_learn(self, function: _fast.Function, arguments: tuple[Any, ...]) -> None:
         worker = self._worker

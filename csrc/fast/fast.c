@@ -38,6 +38,7 @@
 #define HERE_MAX       4    /* sessions whose lanes a thread remembers */
 #define SPIN_LOCKED_NS 4000 /* with the interpreter's lock; others get it at least every 5 ms anyway */
 #define SLICE_NS       20000000
+#define ERROR_MEMORY   20
 #define ERROR_UNKNOWN  999
 
 #ifndef Py_TPFLAGS_HAVE_VECTORCALL
@@ -136,7 +137,8 @@ typedef struct {
     unsigned long long since_look;
     int suspended;     /* deadlines are open: calls have other limits than the session's */
     PyObject *waiting; /* waiting (owner, name, seconds): raises if waiting is of no more use */
-    PyObject *abandon; /* abandon (owner): this lane is in the middle of something and never used again */
+    PyObject *abandon; /* abandon (owner[, name]): this lane is in the middle of something and never used again;
+                          with a name the reply to that call was none, which it raises */
     PyObject *learn;   /* learn (function, arguments): after a call that went the slow way */
     PyObject *unknown; /* unknown (): NVML said Unknown Error */
 } link_t;
@@ -617,6 +619,10 @@ read_reply (const struct plan *plan, struct given *given, const unsigned char *f
     /* These two are found before the function is called. */
     if (reply.status == NVS_STATUS_STALE_HANDLE || reply.status == NVS_STATUS_BAD_HANDLE)
         return NOT_CARRIED_OUT;
+    if (reply.status == NVS_STATUS_NO_MEMORY) {
+        *result = ERROR_MEMORY; /* as the marshaller has it */
+        return ANSWERED;
+    }
     if (reply.status != NVS_STATUS_OK || reply.data_len != plan->data_len || reply.strings_len != 0
         || length != sizeof reply + plan->data_len)
         return FAILED;
@@ -646,8 +652,15 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
     if (waited == 0) {
         outcome = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
         nvs_lane_leave (lane);
-        if (outcome == FAILED)
-            PyErr_SetString (PyExc_RuntimeError, "the NVML worker answered what no worker answers");
+        if (outcome == FAILED) {
+            /* Raises: the worker is of no more use. */
+            PyObject *done = PyObject_CallFunctionObjArgs (self->link->abandon, owner, self->name, NULL);
+
+            Py_XDECREF (done);
+            if (done != NULL)
+                PyErr_SetString (PyExc_RuntimeError, "the NVML worker answered what no worker answers");
+            return FAILED;
+        }
     } else {
         nvs_lane_leave (lane);
         outcome = FAILED;

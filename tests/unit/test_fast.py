@@ -415,3 +415,23 @@ def test_plans_that_cannot_be(nvml):
     with pytest.raises(ValueError, match="no lane has room"):
         get.learn(1, head[:8], 8, ())
     assert get.plans == 0
+
+
+def test_a_reply_that_no_worker_gives_is_a_death(nvml, device):
+    """A frame that the worker refuses stands for it: what comes back is not what the plan says."""
+    get = function(nvml, "nvmlDeviceGetTemperature")
+    first = nvml.session.pid
+    value = ctypes.c_uint()
+    reference = type(ctypes.byref(value))
+    spec = (
+        (3, pynvml.c_nvmlDevice_t, None, 8, 0, False),
+        (1, int, None, 0, 0, False),
+        (4, reference, ctypes.c_uint, 4, 0, False),
+    )
+    get.learn(nvml.session.link.serial, bytes(120), 4, spec)
+    with pytest.raises(nvsandbox.WorkerDied, match="broke the protocol") as caught:
+        get(device, 0, ctypes.byref(value))
+    assert caught.value.call == "nvmlDeviceGetTemperature"
+    assert nvml.nvmlDeviceGetTemperature(device, 0) > 0
+    assert nvml.session.pid != first
+    assert nvml.session.stats()["deaths"] == 1
