@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's device nodes in a ``/dev``, each held against what the driver says: which are wrong, and which should not be
+there at all.
+
+:func:`survey` looks and never changes anything. It opens no node, for that could make the kernel load a module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from nvsandbox import driverfacts, nodefindings
+from nvsandbox.driverfacts import DriverFacts
+from nvsandbox.nodenames import (
+    FOLDERS,
+    NUMBER_LINK,
+    Finding,
+    Node,
+    Placement,
+    expected,
+    is_nvidias,
+    is_of_interest,
+    name_in_dev,
+)
+
+__all__ = ["CONTAINER_DEV_ROOTS", "Finding", "Node", "Survey", "find_dev_root", "is_nvidias", "survey"]
+
+CONTAINER_DEV_ROOTS = ("/run/nvidia/driver/dev",)
+"""Where NVIDIA's GPU operator has the ``/dev`` of the container that the driver is in."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What :func:`survey` found."""
+
+    dev: str
+    placement: Placement
+    """Where the driver's own nodes are: in this ``/dev`` (``host``), in that of a container (``container``), or no
+    driver is loaded (``none``)."""
+    dev_root: str | None
+    """The folder with the nodes of the driver in a container, else None."""
+    driver: DriverFacts
+    nodes: tuple[Node, ...]
+    """In the order of their paths, links by number last."""
+    missing: tuple[Finding, ...] = ()
+    """What is not there and could be."""
+    unread: tuple[str, ...] = ()
+    """Folders that could not be listed, each with why."""
+
+
+_KINDS = {
+    stat.S_IFCHR: "char",
+    stat.S_IFBLK: "block",
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFLNK: "link",
+}
+
+
+def _look(dev: str, path: str) -> Node | None:
+    full = os.path.join(dev, path)
+    try:
+        status = os.lstat(full)
+        target = os.readlink(full) if stat.S_ISLNK(status.st_mode) else None
+    except OSError:  # gone meanwhile
+        return None
+    kind = stat.S_IFMT(status.st_mode)
+    device = kind in (stat.S_IFCHR, stat.S_IFBLK)
+    return Node(
+        path=path,
+        kind=_KINDS.get(kind, "unknown"),
+        mode=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        number=(os.major(status.st_rdev), os.minor(status.st_rdev)) if device else None,
+        target=target,
+        identity=(status.st_dev, status.st_ino, status.st_rdev, kind),
+    )
+
+
+def _natural(path: str) -> list[object]:
+    """nvidia2 comes before nvidia10."""
+    return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]+)", path))]
+
+
+def _names(folder: str, unread: list[str]) -> Iterator[str]:
+    try:
+        yield from os.listdir(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        unread.append(f"{folder}: {error.strerror}")
+
+
+def _all(dev: str, driver: DriverFacts, unread: list[str]) -> Iterator[Node]:
+    names = os.listdir(dev)  # that this fails is the caller's business: nothing could be looked at
+    for name in names:
+        node = _look(dev, name) if is_of_interest(name) else None
+        if node is None:
+            continue
+        if name not in FOLDERS:
+            yield node
+        elif node.kind != "folder":
+            yield node  # and not what may be behind it
+        else:
+            inside = (_look(dev, f"{name}/{entry}") for entry in _names(os.path.join(dev, name), unread))
+            yield from (node for node in inside if node is not None)
+    for name in _names(os.path.join(dev, "char"), unread):
+        match = NUMBER_LINK.fullmatch(name)
+        if match is None:
+            continue
+        link = _look(dev, f"char/{name}")
+        if link is None:
+            continue
+        target = "" if link.target is None else name_in_dev(link.target)
+        if driver.is_nvidias(int(match[1])) or expected(target) is not None:
+            yield link
+
+
+def find_dev_root(dev: str, dev_root: str | None, others: Iterable[str] = CONTAINER_DEV_ROOTS) -> str | None:
+    """The folder with the nodes of a driver in a container: `dev_root` if given, else the first of `others` that has
+    any; None if it is `dev` itself, under another name or not."""
+    for folder in (dev_root,) if dev_root is not None else others:
+        try:
+            same = os.path.samefile(folder, dev)
+            found = any(expected(name) is not None for name in os.listdir(folder))
+        except OSError:
+            continue
+        if found:
+            return None if same else folder
+    return None
+
+
+def survey(
+    dev: str = "/dev",
+    proc: str = "/proc",
+    *,
+    dev_root: str | None = None,
+    others: Iterable[str] = CONTAINER_DEV_ROOTS,
+) -> Survey:
+    """Looks at NVIDIA's nodes in `dev`.
+
+    Args:
+        dev: the folder to look at.
+        proc: where the kernel and the driver say what is so.
+        dev_root: the folder with the nodes of a driver in a container; None to look in `others`.
+
+    Raises OSError if `dev` cannot be listed or ``proc/devices`` cannot be read.
+    """
+    driver = driverfacts.read(proc)
+    unread: list[str] = []
+    root = find_dev_root(dev, dev_root, others) if driver.loaded else None
+    placement: Placement = "none" if not driver.loaded else "host" if root is None else "container"
+    order = sorted(_all(dev, driver, unread), key=lambda node: (node.is_number_link, _natural(node.path)))
+    nodes = {node.path: node for node in order}
+    judged = tuple(
+        replace(
+            node,
+            findings=tuple(
+                nodefindings.of_link(node, nodes, dev, driver, placement)
+                if node.is_number_link
+                else nodefindings.of_node(node, driver, placement, root)
+            ),
+        )
+        for node in order
+    )
+    missing = tuple(nodefindings.missing(nodes, driver)) if placement == "host" else ()
+    return Survey(dev, placement, root, driver, judged, missing, tuple(unread))
