@@ -17,6 +17,8 @@ except ModuleNotFoundError as _error:
         f"{__path__[0]} is nvsandbox's source folder, in which nothing is built: run `make setup` there, or start "
         f"Python in another folder"
     ) from None
+from nvsandbox.blocks import install, nvml_isolated
+from nvsandbox.devnodes import DeviceNode
 from nvsandbox.errors import (
     CallFailed,
     CallTimeout,
@@ -28,7 +30,7 @@ from nvsandbox.errors import (
     StaleHandle,
     WorkerDied,
 )
-from nvsandbox.session import DeviceNode, NVMLSession, install, nvml_isolated
+from nvsandbox.session import NVMLSession
 from nvsandbox.watch import WatchEvent, WatchKind, watch
 
 # A library prints nothing unless its program wants to read it: without a handler Python would write warnings to stderr.

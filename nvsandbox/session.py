@@ -1,78 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sandboxes: what ``with nvml_isolated():`` opens, shares and closes."""
+"""An open sandbox: its worker, the calls to it, and what is to happen when it is gone."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import contextvars
 import errno
 import logging
 import os
 import re
-import stat
 import threading
 import time
-import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any
 
 import pynvml
 
-from nvsandbox import _fast, diagnose, marshal, plans
-from nvsandbox import isolation as ladder
-from nvsandbox import options as options_
+from nvsandbox import _fast, devnodes, diagnose, launch, marshal, plans
 from nvsandbox._core import lib
-from nvsandbox.bindings import Library, namespace
 from nvsandbox.channels import Lane
+from nvsandbox.ending import given_up
 from nvsandbox.errors import (
     CallFailed,
     CallTimeout,
-    LibraryNotFound,
     SandboxClosed,
     SandboxError,
     SandboxStartError,
-    SandboxUnavailable,
     StaleHandle,
     WorkerDied,
-    nvml_error,
 )
 from nvsandbox.options import Options
 from nvsandbox.restarts import WINDOW as RESTART_WINDOW
 from nvsandbox.restarts import Restarts
 from nvsandbox.revival import Recipes
-from nvsandbox.routing import Route
-from nvsandbox.worker import LOOK_EVERY, Worker, given_up
+from nvsandbox.sharing import registry
+from nvsandbox.worker import LOOK_EVERY, Worker
 
 _log = logging.getLogger("nvsandbox")
 
 _NVML_SUCCESS = 0
 _NVML_ERROR_INVALID_ARGUMENT = 2
-_NVML_ERROR_DRIVER_NOT_LOADED = 9
 _NVML_ERROR_FUNCTION_NOT_FOUND = 13
 _NVML_ERROR_MEMORY = 20
 _NVML_ERROR_UNKNOWN = 999
-
-# A failure at one of these means that this isolation is not possible here; at another, that no isolation would help.
-_ISOLATION_STEPS = frozenset(
-    {
-        "user namespace",
-        "id map",
-        "mount namespace",
-        "propagation",
-        "tmpfs on /dev",
-        "base nodes",
-        "NVIDIA nodes",
-        "driver parameters",
-        "capabilities",
-        "no_new_privs",
-        "Landlock",
-        "seccomp",
-        "self check",
-        "verification",
-    }
-)
 
 # After these, NVML's memory behind the handles that they were given is gone.
 _RETIRES = re.compile(r"(Free|Destroy)(_v[0-9]+)?$")
@@ -97,34 +68,6 @@ _deadlines: contextvars.ContextVar[tuple[tuple[object, float], ...]] = contextva
 
 _sessions: weakref.WeakSet[NVMLSession] = weakref.WeakSet()
 """All that this process has, open or not: in a forked child each needs new locks."""
-
-_NVIDIA_FOLDERS = ("", "nvidia-caps", "nvidia-caps-imex-channels")
-
-
-class DeviceNode(str):
-    """A node in the private ``/dev``: its path, with ``major``, ``minor`` and ``mode`` (permission bits) as
-    attributes."""
-
-    major: int
-    minor: int
-    mode: int
-
-    def __new__(cls, path: str, status: os.stat_result) -> DeviceNode:
-        node = super().__new__(cls, path)
-        node.major = os.major(status.st_rdev)
-        node.minor = os.minor(status.st_rdev)
-        node.mode = stat.S_IMODE(status.st_mode)
-        return node
-
-    def __reduce__(self) -> Any:
-        return _node, (str(self), self.major, self.minor, self.mode)
-
-
-def _node(path: str, major: int, minor: int, mode: int) -> DeviceNode:
-    """For pickle."""
-    node = str.__new__(DeviceNode, path)
-    node.major, node.minor, node.mode = major, minor, mode
-    return node
 
 
 class NVMLSession:
@@ -175,28 +118,12 @@ class NVMLSession:
         """Path of the ``libnvidia-ml.so.1`` that the worker has loaded."""
         return self._running().library
 
-    def dev_nodes(self) -> list[DeviceNode]:
+    def dev_nodes(self) -> list[devnodes.DeviceNode]:
         """The NVIDIA device nodes that the worker sees in its ``/dev``, sorted by path.
 
         With ``isolation="guard"`` this is the ``/dev`` of the caller.
         """
-        pid = self._running().pid
-        found = []
-        for folder in _NVIDIA_FOLDERS:
-            inside = os.path.join("/dev", folder) if folder else "/dev"
-            outside = f"/proc/{pid}/root{inside}"
-            try:
-                names = os.listdir(outside)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise SandboxError(f"cannot list the worker's {inside}: {error.strerror} ({outside})") from error
-            for name in names:
-                status = os.lstat(os.path.join(outside, name))
-                ours = folder or name.startswith("nvidia")  # channel0 is in a folder of NVIDIA's
-                if ours and (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
-                    found.append(DeviceNode(os.path.join(inside, name), status))
-        return sorted(found)
+        return devnodes.seen_by(self._running().pid)
 
     def stats(self) -> dict[str, int]:
         """Counts since the session began: ``calls``, ``errors`` (calls that NVML did not answer with success),
@@ -318,14 +245,12 @@ class NVMLSession:
     def close(self) -> None:
         """Shuts NVML down and ends the worker, whoever else still uses the session. Idempotent;
         takes some seconds at most."""
-        with _registry_lock:
-            if _registry.get(self.options) is self:
-                del _registry[self.options]
+        registry.forget(self)
         self._closed = True  # before the lock, which may be held during a start: that ends then
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None and worker.alive:
-            worker.closing = True
+            worker.process.closing = True
         all_ = [ending for ending in (*self._ending, worker) if ending is not None and ending.owner == os.getpid()]
         try:
             for ending in all_:
@@ -349,41 +274,10 @@ class NVMLSession:
     # ---- the worker
 
     def _start(self) -> Worker:
-        options = self.options
-        if options.isolation == "mount" and not ladder.has_sys_admin():
-            raise SandboxUnavailable(ladder.REMEDIES["mount"], (("mount", "no CAP_SYS_ADMIN"),))
-        attempts: list[tuple[str, str]] = []
-        for step in ladder.steps(options.isolation):
-            try:
-                worker = Worker(options, step, self._go_on, self.link)
-            except LibraryNotFound:
-                raise
-            except SandboxStartError as error:
-                if error.step not in _ISOLATION_STEPS:
-                    raise
-                attempts.append((step, str(error)))
-                _log.info("isolation %r is not possible here: %s", step, error)
-                cause = error
-                continue
-            if worker.init_result != _NVML_SUCCESS:
-                worker.stop()
-                raise nvml_error(worker.init_result, self._hint(worker))
-            if self.link is not None:
-                self.link.serial = worker.serial
-            return worker
-        tried = "; ".join(f"{step}: {reason}" for step, reason in attempts)
-        raise SandboxUnavailable(
-            f"isolation={options.isolation!r} is not possible here: {tried}", tuple(attempts)
-        ) from cause
-
-    @staticmethod
-    def _hint(worker: Worker) -> str:
-        hint = f"nvmlInit in {worker.library}, isolation {worker.isolation!r}"
-        if worker.init_result == _NVML_ERROR_DRIVER_NOT_LOADED:
-            hint += (
-                "; the driver is not loaded, or its nodes cannot be used: see nvidia in /proc/devices, and the dev root"
-            )
-        return hint
+        worker = launch.start(self.options, self._go_on, self.link)
+        if self.link is not None:
+            self.link.serial = worker.serial
+        return worker
 
     def _running(self) -> Worker:
         """The worker, or a new one where it is gone.
@@ -464,7 +358,7 @@ class NVMLSession:
     def _note_death(self, worker: Worker) -> None:
         """Counts and tells of the end of a worker that was needed, once."""
         with self._counts_lock:
-            if worker.noted or worker.closing or worker.recycled:
+            if worker.noted or worker.process.closing or worker.recycled:
                 return
             worker.noted = True
             self._count("deaths")
@@ -671,160 +565,8 @@ class NVMLSession:
                     self._counts[name] += 1
 
 
-# ---- sharing ---------------------------------------------------------------------------------------------------
-
-_registry_lock = threading.RLock()
-_registry: dict[Options, NVMLSession] = {}
-_starting: dict[Options, threading.Lock] = {}
-
-
-def _acquire(options: Options) -> NVMLSession:
-    with _registry_lock:
-        starting = _starting.setdefault(options, threading.Lock())
-    # A start may take a minute: blocks with other options do not wait for it.
-    with starting:
-        with _registry_lock:
-            session = _registry.get(options)
-            if session is not None:
-                session._users += 1
-                return session
-        session = NVMLSession(options)
-        with _registry_lock:
-            session._users = 1
-            _registry[options] = session
-        return session
-
-
-def _release(session: NVMLSession) -> None:
-    with _registry_lock:
-        session._users -= 1
-        last = session._users <= 0
-        # Here and not in close(): a block that is entered now must not get a session that is about to be closed.
-        if last and _registry.get(session.options) is session:
-            del _registry[session.options]
-    if last:
-        session.close()
-
-
-class NVML(Protocol):
-    """What a block yields, for type checkers: the installed pynvml's names, untyped as they are, and ``session``."""
-
-    @property
-    def session(self) -> NVMLSession: ...
-    def __getattr__(self, name: str) -> Any: ...
-
-
-class nvml_isolated:  # noqa: N801 - used as a function
-    """A block in which NVML runs in a sandbox::
-
-        with nvml_isolated() as nvml:
-            print(nvml.nvmlDeviceGetCount())
-
-    Yields the whole pynvml API, bound to the sandbox; ``nvml.session`` is the :class:`NVMLSession`. While the block
-    is open, plain ``pynvml`` calls go to the sandbox too, in every thread of this process and in third-party code.
-    NVML is initialised when the block is entered and shut down when it is left. Blocks with equal options share one
-    worker.
-
-    All options are keyword-only; the environment gives defaults (``NVSANDBOX_TIMEOUT`` for ``timeout`` and so on).
-
-    driver_root: root of the tree that holds the driver's libraries (default ``/``, or ``NVIDIA_DRIVER_ROOT``).
-    dev_root: root whose ``dev`` holds the NVIDIA nodes (default: the driver root, if it has nodes, else ``/``).
-    library: path of ``libnvidia-ml.so.1`` (default: searched for under the driver root).
-    isolation: ``"mount"``, ``"user"``, ``"guard"``, or ``"auto"`` for the first of these that works here.
-    devices: the GPUs to show: device minor numbers (0 for ``/dev/nvidia0``), node names, UUIDs, PCI bus ids; None for
-    all. Not possible with ``"guard"``, where NVML sees the host's ``/dev``.
-    privileged: keep CAP_SYS_ADMIN in the worker, which NVML's setters need. Of no effect with ``"user"``.
-    timeout: seconds that a call may take; None for no limit. An event wait's own timeout is added. A start has its own
-    limit of 60 seconds.
-    restart: whether a call starts a new worker when the old one is gone; a number says how many times in a minute
-    (True: 20).
-    recycle_after: calls (a number) or resident memory (such as ``"256MiB"``) after which the worker is replaced.
-    transport: ``"shm"``, ``"pipe"``, or ``"auto"``.
-    simulate: description of simulated GPUs, such as ``"h100x8"``, instead of a driver.
-
-    Raises TypeError or ValueError at once for wrong options. On entering: SandboxUnavailable, SandboxStartError,
-    LibraryNotFound (also a ``pynvml.NVMLError_LibraryNotFound``), or the ``pynvml.NVMLError`` that nvmlInit returned.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self._options = options_.make(options)
-        self._open: list[tuple[NVMLSession, Library, Route]] = []
-
-    def __enter__(self) -> NVML:
-        session = _acquire(self._options)
-        try:
-            library = Library(session, session.link)
-            nvml: types.ModuleType = namespace(library, session)
-            route = Route(library)
-            route.open()
-        except BaseException:
-            _release(session)
-            raise
-        block = session, library, route
-        self._open.append(block)
-        _entered.set((*(one for one in _entered.get() if one[1] in one[0]._open), (self, block)))
-        return cast(NVML, nvml)
-
-    def __exit__(self, *exc: object) -> None:
-        session, library, route = self._leave()
-        try:
-            try:
-                route.close()
-            finally:
-                library._close()
-        finally:
-            _release(session)
-
-    def _leave(self) -> tuple[NVMLSession, Library, Route]:
-        """The block that is left: the last that was entered here, or if it was entered elsewhere, the last of all."""
-        for one in reversed(_entered.get()):
-            owner, block = one
-            if owner is self and block in self._open:
-                self._open.remove(block)
-                _entered.set(tuple(other for other in _entered.get() if other is not one))
-                return block
-        return self._open.pop()
-
-
-# The blocks that this thread or task has entered: one object may be used by many at a time. One variable for all
-# objects, for a context never forgets a variable.
-_entered: contextvars.ContextVar[tuple[tuple[nvml_isolated, tuple[NVMLSession, Library, Route]], ...]] = (
-    contextvars.ContextVar("nvsandbox_entered", default=())
-)
-
-
-_installed: dict[Options, NVML] = {}
-_install_lock = threading.RLock()  # held during a start, as the registry's must not be: who starts needs that
-
-
-def install(**options: Any) -> NVML:
-    """As :class:`nvml_isolated`, for the rest of this process's life; returns what ``with`` would yield.
-
-    A second call with equal options returns the same. Raises what making and entering :class:`nvml_isolated` raises.
-    """
-    block = nvml_isolated(**options)
-    with _install_lock:
-        if block._options not in _installed:
-            _installed[block._options] = block.__enter__()
-        return _installed[block._options]
-
-
-def _close_all() -> None:
-    with _registry_lock:
-        sessions = list(_registry.values())
-    for session in sessions:
-        try:
-            session.close()
-        except Exception:
-            _log.exception("closing %r", session)
-
-
 def _after_fork_in_child() -> None:
     # Locks may be held by threads that do not exist here.
-    global _registry_lock, _install_lock
-    _registry_lock = threading.RLock()
-    _install_lock = threading.RLock()
-    _starting.clear()
     for session in list(_sessions):
         session._lock = threading.RLock()
         session._counts_lock = threading.RLock()
@@ -832,7 +574,6 @@ def _after_fork_in_child() -> None:
         session._ending = []
 
 
-atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["DeviceNode", "NVMLSession", "install", "nvml_isolated"]
+__all__ = ["NVMLSession"]

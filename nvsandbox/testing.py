@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvsandbox import session, simulate
+from nvsandbox import blocks, simulate
 from nvsandbox.simulate import option_keys, profiles
 
 __all__ = ["describe", "option_keys", "profiles", "simulated"]
@@ -43,6 +43,6 @@ def describe(profile: str = "h100", count: int = 1, **knobs: object) -> str:
 
 def simulated(
     profile: str = "h100", count: int = 1, *, options: dict[str, Any] | None = None, **knobs: object
-) -> session.nvml_isolated:
+) -> blocks.nvml_isolated:
     """``nvml_isolated(simulate=describe(…))``; `options` are further options of :class:`nvsandbox.nvml_isolated`."""
-    return session.nvml_isolated(simulate=describe(profile, count, **knobs), **(options or {}))
+    return blocks.nvml_isolated(simulate=describe(profile, count, **knobs), **(options or {}))

@@ -489,7 +489,7 @@ class Host:
                 packages = [] if command == [sys.executable] else [f"PYTHONPATH={copied()}"]
                 trial = ["env", *packages, *command]
                 code = (
-                    "import nvsandbox, sys; open(nvsandbox.worker.PROGRAM, 'rb'); sys.exit(nvsandbox.session is None)"
+                    "import nvsandbox, sys; open(nvsandbox.process.PROGRAM, 'rb'); sys.exit(nvsandbox.session is None)"
                 )
                 tried = subprocess.run([*trial, "-c", code], check=False, capture_output=True, cwd="/", user=NOBODY,
                                        group=NOBODY, extra_groups=[])  # fmt: skip

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
+from nvsandbox.blocks import nvml_isolated
 from nvsandbox.cli.failure import as_options
 from nvsandbox.errors import SandboxStartError
 from nvsandbox.isolation import CHOICES
 from nvsandbox.options import TRANSPORTS
-from nvsandbox.session import nvml_isolated
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

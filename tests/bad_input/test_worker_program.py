@@ -19,7 +19,7 @@ import pytest
 from host import require
 
 import nvsandbox
-from nvsandbox import SandboxStartError, WorkerDied, nvml_isolated, worker
+from nvsandbox import SandboxStartError, WorkerDied, control, nvml_isolated, process
 
 FAKE = Path(__file__).with_name("fake_worker.c")
 
@@ -45,12 +45,12 @@ def replace() -> Iterator[Callable[[Path], None]]:
     done = []
 
     def replace(path: Path) -> None:
-        stand_in.mount(str(path), str(worker.PROGRAM), flags=stand_in.MS_BIND)
+        stand_in.mount(str(path), str(process.PROGRAM), flags=stand_in.MS_BIND)
         done.append(path)
 
     yield replace
     for _ in done:
-        stand_in.umount(str(worker.PROGRAM))
+        stand_in.umount(str(process.PROGRAM))
 
 
 def start(**options: object) -> None:
@@ -70,7 +70,7 @@ def refused(step: str, err: int, **options: object) -> SandboxStartError:
 
 def test_missing(tmp_path: Path) -> None:
     source = Path(nvsandbox.__file__).parent
-    shutil.copytree(source, tmp_path / "nvsandbox", ignore=shutil.ignore_patterns("__pycache__", worker.PROGRAM.name))
+    shutil.copytree(source, tmp_path / "nvsandbox", ignore=shutil.ignore_patterns("__pycache__", process.PROGRAM.name))
     code = """if True:
         import nvsandbox
         try:
@@ -82,7 +82,7 @@ def test_missing(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-P", "-c", code] if sys.version_info >= (3, 11) else [sys.executable, "-c", code]
     run = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
-    path = tmp_path / "nvsandbox" / worker.PROGRAM.name
+    path = tmp_path / "nvsandbox" / process.PROGRAM.name
     assert run.stderr == ""
     facts, text = run.stdout.splitlines()
     assert facts == f"spawn {errno.ENOENT} {path}"
@@ -91,10 +91,10 @@ def test_missing(tmp_path: Path) -> None:
 
 def test_not_executable(replace: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "worker"
-    shutil.copyfile(worker.PROGRAM, path)
+    shutil.copyfile(process.PROGRAM, path)
     replace(path)
     error = refused("spawn", errno.EACCES)
-    assert error.path == str(worker.PROGRAM)
+    assert error.path == str(process.PROGRAM)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a program\n", b"\x7fELF" + bytes(100)], ids=["empty", "text", "cut"])
@@ -104,7 +104,7 @@ def test_not_a_program(replace: Callable[[Path], None], tmp_path: Path, content:
     path.chmod(0o755)
     replace(path)
     error = refused("spawn", errno.ENOEXEC)
-    assert error.path == str(worker.PROGRAM)
+    assert error.path == str(process.PROGRAM)
 
 
 @pytest.mark.parametrize(("program", "status"), [("true", 0), ("false", 1)])
@@ -122,7 +122,7 @@ def test_another_version(
     monkeypatch.setenv("FAKE", "isolated")
     replace(compile_fake(tmp_path / "other", "0.0.99"))
     error = refused("hello", errno.EPROTO)
-    assert error.path == str(worker.PROGRAM)
+    assert error.path == str(process.PROGRAM)
     assert "the worker is of version 0.0.99" in str(error)
     assert f"its caller of version {nvsandbox.__version__}" in str(error)
     assert "reinstall nvsandbox" in str(error)
@@ -147,7 +147,7 @@ def test_wrong_words(replace: Callable[[Path], None], fake: Path, monkeypatch: p
     err, text = SAID[mode]
     error = refused("hello", err)
     assert text in str(error)
-    assert error.path == str(worker.PROGRAM)
+    assert error.path == str(process.PROGRAM)
 
 
 @pytest.mark.parametrize("isolation", ["mount", "user", "guard", "auto"])
@@ -185,7 +185,7 @@ def test_dies_during_the_start(
 
 def test_says_nothing(replace: Callable[[Path], None], fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "silent")
-    monkeypatch.setattr(worker, "START_LIMIT", 0.3)
+    monkeypatch.setattr(control, "START_LIMIT", 0.3)
     replace(fake)
     begin = time.monotonic()
     error = refused("start", errno.ETIMEDOUT)

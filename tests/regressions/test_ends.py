@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from host import descriptors, has_ended
 
-from nvsandbox import CallTimeout, nvml_isolated, worker
+from nvsandbox import CallTimeout, nvml_isolated, process
 
 
 def test_an_interrupted_close_still_ends_the_worker() -> None:
@@ -53,7 +53,7 @@ def test_a_hang_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_interruption_right_after_the_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker ended, but was never reaped."""
-    spawn = worker.lib.nvs_spawn
+    spawn = process.lib.nvs_spawn
     pids: list[int] = []
 
     class Lib:
@@ -65,8 +65,8 @@ def test_an_interruption_right_after_the_spawn(monkeypatch: pytest.MonkeyPatch) 
             pids.append(pid[0])
             raise KeyboardInterrupt
 
-    lib = worker.lib
-    monkeypatch.setattr(worker, "lib", Lib())
+    lib = process.lib
+    monkeypatch.setattr(process, "lib", Lib())
     with pytest.raises(KeyboardInterrupt), nvml_isolated(simulate="t4"):
         pass
     with pytest.raises(ChildProcessError):

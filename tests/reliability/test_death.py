@@ -19,7 +19,7 @@ import pynvml
 import pytest
 
 import nvsandbox
-from nvsandbox import WorkerDied, nvml_isolated, revival, worker
+from nvsandbox import WorkerDied, control, nvml_isolated, revival
 
 WAYS = [("segv", signal.SIGSEGV, None), ("abort", signal.SIGABRT, None), ("exit", None, 0)]
 
@@ -175,7 +175,7 @@ def test_f7_a_start_of_twelve_seconds() -> None:
 
 
 def test_f7_a_start_past_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "START_LIMIT", 0.5)
+    monkeypatch.setattr(control, "START_LIMIT", 0.5)
     start = time.monotonic()
     with pytest.raises(nvsandbox.SandboxStartError, match=r"initialising NVML after 0\.5 s, the limit of a start"):
         nvml_isolated(simulate="t4,init_ms=12000").__enter__()

@@ -328,4 +328,4 @@ def test_two_threads_leave_and_enter_at_once() -> None:
     for thread in threads:
         thread.join(60)
     assert wrong == []
-    assert nvsandbox.session._registry == {}
+    assert nvsandbox.sharing.registry.sessions == {}

@@ -54,9 +54,9 @@ def test_nothing_waits_for_it(host: Host, stuck: dict[str, str]) -> None:
 
         from host import attempt
 
-        from nvsandbox import nvml_isolated, session, worker
+        from nvsandbox import ending, nvml_isolated, session
 
-        worker._DRAIN_LIMIT, worker._STOP_LIMIT, worker._TERM_LIMIT, worker._KILL_LIMIT = 0.2, 0.3, 0.3, 0.3
+        ending.DRAIN_LIMIT, ending.STOP_LIMIT, ending.TERM_LIMIT, ending.KILL_LIMIT = 0.2, 0.3, 0.3, 0.3
         found: dict[str, Any] = {"calls": [], "states": []}
         serving = subprocess.Popen(
             [sys.executable, "-S", server, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -99,7 +99,7 @@ def test_nothing_waits_for_it(host: Host, stuck: dict[str, str]) -> None:
         serving.stdin.close()
         serving.wait()
         end = time.monotonic() + 10
-        while worker.given_up(block._options) and time.monotonic() < end:
+        while ending.given_up(block._options) and time.monotonic() < end:
             time.sleep(0.02)
 
         def after() -> Any:

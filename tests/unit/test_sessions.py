@@ -16,7 +16,7 @@ from host import Host, has_ended
 
 import nvsandbox
 from nvsandbox import nvml_isolated
-from nvsandbox import session as session_module
+from nvsandbox.sharing import registry
 
 
 def test_a_block() -> None:
@@ -74,9 +74,9 @@ def test_one_object_may_be_entered_again_and_again() -> None:
 
 
 def test_making_one_starts_nothing() -> None:
-    before = set(session_module._registry)
+    before = set(registry.sessions)
     nvml_isolated(simulate="t4")
-    assert set(session_module._registry) == before
+    assert set(registry.sessions) == before
 
 
 def test_many_threads_open_the_same_at_once() -> None:

@@ -85,7 +85,7 @@ def test_described_by_keywords(knobs: dict[str, object], expected: str) -> None:
 
 
 def test_the_parts_of_the_package_are_where_they_are_looked_for() -> None:
-    from nvsandbox import worker
+    from nvsandbox import process
 
-    assert worker.PROGRAM.exists()
-    assert (worker.PROGRAM.parent / "sim").samefile(simulate.lib_folder())
+    assert process.PROGRAM.exists()
+    assert (process.PROGRAM.parent / "sim").samefile(simulate.lib_folder())

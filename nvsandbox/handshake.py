@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a start says to the worker, and the caller's own proof that the worker is isolated."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+from nvsandbox import isolation as ladder
+from nvsandbox import roots, simulate
+from nvsandbox._core import ffi, lib
+from nvsandbox.errors import LibraryNotFound, SandboxStartError
+from nvsandbox.native import text
+from nvsandbox.options import Options
+from nvsandbox.process import PROGRAM
+
+
+def device_minors(options: Options) -> list[int] | None:
+    """The minor numbers of ``devices``, None for all."""
+    if options.devices is None:
+        return None
+    minors = []
+    for device in options.devices:
+        if isinstance(device, int):
+            minors.append(device)
+            continue
+        minor = roots.device_minor(device)
+        if minor is None:
+            raise SandboxStartError(
+                "devices",
+                errno.ENODEV,
+                "/proc/driver/nvidia/gpus",
+                f"devices={device!r} is not listed by the driver; minor numbers (0 for /dev/nvidia0) always work",
+            )
+        minors.append(minor)
+    return minors
+
+
+def simulated(options: Options, minors: list[int] | None) -> str | None:
+    """The simulator's description, less the GPUs that ``devices`` hides."""
+    if options.simulate is None or minors is None:
+        return options.simulate
+    try:
+        return simulate.parse(options.simulate).with_minors(minors)
+    except ValueError as error:
+        raise SandboxStartError("devices", errno.ENODEV, "", f"devices={list(minors)}: {error}") from None
+
+
+def _libraries(options: Options) -> list[str]:
+    if options.simulate is not None:
+        return [str(simulate.parse(options.simulate).library)]
+    if options.library is not None:
+        return [options.library]
+    found, looked = roots.library_candidates(options.driver_root)
+    if not found:
+        raise LibraryNotFound(
+            errno.ENOENT,
+            options.driver_root,
+            f"none was found under driver_root={options.driver_root!r}; is NVIDIA's driver installed there?",
+            tuple(f"{path}: does not exist" for path in looked),
+        )
+    return found
+
+
+def start_message(options: Options, isolation: str, minors: list[int] | None, description: str | None) -> bytes:
+    """START."""
+    libraries = _libraries(options)
+    strings = b"".join(
+        os.fsencode(piece) + b"\0"
+        for piece in (
+            options.driver_root,
+            roots.dev_folder(options.driver_root, options.dev_root),
+            description or "",
+            *libraries,
+        )
+    )
+    start = ffi.new("struct nvs_start *")
+    start.message.magic = lib.NVS_MAGIC
+    start.message.type = lib.NVS_MSG_START
+    start.protocol = lib.NVS_PROTOCOL_VERSION
+    start.build = ffi.string(lib.nvs_core_version())
+    start.isolation = ladder.CODES[isolation]
+    start.flags = (
+        (lib.NVS_START_PRIVILEGED if options.privileged else 0)
+        | (lib.NVS_START_SIMULATED if options.simulate is not None else 0)
+        | (lib.NVS_START_VERBOSE if os.environ.get("NVSANDBOX_DEBUG", "0") not in ("", "0") else 0)
+        | (lib.NVS_START_DEVICES if minors is not None else 0)
+    )
+    start.devices_count = len(minors or ())
+    for index, minor in enumerate(minors or ()):
+        start.device_minors[index] = minor
+    start.libraries_count = len(libraries)
+    start.strings_len = len(strings)
+    return bytes(ffi.buffer(start)) + strings
+
+
+def check_version(report: Any) -> None:
+    # The worker compares too. Each side does, for the other may be the one that is too old to.
+    ours, theirs = text(lib.nvs_core_version()), text(report.build)
+    if theirs != ours or report.protocol != lib.NVS_PROTOCOL_VERSION:
+        raise SandboxStartError(
+            "hello",
+            errno.EPROTO,
+            str(PROGRAM),
+            f"the worker is of version {theirs} (protocol {report.protocol}), its caller of version {ours} "
+            f"(protocol {lib.NVS_PROTOCOL_VERSION}): files of two installations are mixed, so reinstall nvsandbox",
+        )
+
+
+def verify(report: Any, pid: int, isolation: str) -> None:
+    """The parent's own proof of the isolation, from the kernel and not from the worker: another mount namespace
+    than ours, a tmpfs on its /dev, no_new_privs and seccomp."""
+    status = _status(pid)
+    # Without a /proc that knows the worker there is its word alone, which is enough for guard and no more.
+    own_proc = status.get("PPid") == str(os.getpid())
+    if isolation != "guard":
+        _verify_namespace(pid, own_proc)
+    if (
+        report.seccomp_mode != 2
+        or report.no_new_privs != 1
+        or (own_proc and (status.get("NoNewPrivs", "1"), status.get("Seccomp", "2")) != ("1", "2"))
+    ):
+        raise SandboxStartError("verification", 0, "", "the worker runs without seccomp or no_new_privs")
+
+
+def _verify_namespace(pid: int, own_proc: bool) -> None:
+    try:
+        theirs = os.stat(f"/proc/{pid}/ns/mnt")
+        ours = os.stat("/proc/self/ns/mnt")
+        type_ = _dev_type(pid)
+    except OSError as error:
+        raise SandboxStartError(
+            "verification",
+            error.errno or 0,
+            error.filename or "",
+            "cannot see whether the worker is isolated; /proc must be mounted",
+        ) from error
+    if not own_proc:
+        raise SandboxStartError(
+            "verification",
+            0,
+            f"/proc/{pid}",
+            "this is another process than the worker: /proc is of another pid namespace than this process; mount "
+            "one of its own",
+        )
+    if (theirs.st_ino, theirs.st_dev) == (ours.st_ino, ours.st_dev):
+        raise SandboxStartError(
+            "verification", 0, f"/proc/{pid}/ns/mnt", "the worker is in this process's mount namespace"
+        )
+    if type_ != "tmpfs":
+        raise SandboxStartError(
+            "verification", 0, f"/proc/{pid}/mountinfo", f"the worker's /dev is {type_}, not a tmpfs"
+        )
+
+
+def _status(pid: int) -> dict[str, str]:
+    """What the kernel says of the worker; nothing without ``/proc``."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
+    except OSError:
+        return {}
+
+
+def _dev_type(pid: int) -> str:
+    """What is mounted last on the worker's /dev."""
+    type_ = "not a mount of its own"
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            if fields.split(" ")[4] == "/dev":
+                type_ = rest.split(" ", 1)[0]
+    return type_

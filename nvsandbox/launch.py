@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting a worker, down the isolation ladder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from nvsandbox import _fast
+from nvsandbox import isolation as ladder
+from nvsandbox.errors import LibraryNotFound, SandboxStartError, SandboxUnavailable, nvml_error
+from nvsandbox.options import Options
+from nvsandbox.worker import Worker
+
+_log = logging.getLogger("nvsandbox")
+
+_NVML_SUCCESS = 0
+_NVML_ERROR_DRIVER_NOT_LOADED = 9
+
+# A failure at one of these means that this isolation is not possible here; at another, that no isolation would help.
+_ISOLATION_STEPS = frozenset(
+    {
+        "user namespace",
+        "id map",
+        "mount namespace",
+        "propagation",
+        "tmpfs on /dev",
+        "base nodes",
+        "NVIDIA nodes",
+        "driver parameters",
+        "capabilities",
+        "no_new_privs",
+        "Landlock",
+        "seccomp",
+        "self check",
+        "verification",
+    }
+)
+
+
+def start(options: Options, go_on: Callable[[], None], link: _fast.Link | None) -> Worker:
+    """A worker at the first step of the ladder that works. `go_on` is called now and then meanwhile, and ends the start
+    by raising.
+
+    Raises SandboxUnavailable, SandboxStartError, LibraryNotFound, or the ``pynvml.NVMLError`` that nvmlInit returned.
+    """
+    if options.isolation == "mount" and not ladder.has_sys_admin():
+        raise SandboxUnavailable(ladder.REMEDIES["mount"], (("mount", "no CAP_SYS_ADMIN"),))
+    attempts: list[tuple[str, str]] = []
+    for step in ladder.steps(options.isolation):
+        try:
+            worker = Worker(options, step, go_on, link)
+        except LibraryNotFound:
+            raise
+        except SandboxStartError as error:
+            if error.step not in _ISOLATION_STEPS:
+                raise
+            attempts.append((step, str(error)))
+            _log.info("isolation %r is not possible here: %s", step, error)
+            cause = error
+            continue
+        if worker.init_result != _NVML_SUCCESS:
+            worker.stop()
+            raise nvml_error(worker.init_result, _hint(worker))
+        return worker
+    tried = "; ".join(f"{step}: {reason}" for step, reason in attempts)
+    raise SandboxUnavailable(
+        f"isolation={options.isolation!r} is not possible here: {tried}", tuple(attempts)
+    ) from cause
+
+
+def _hint(worker: Worker) -> str:
+    hint = f"nvmlInit in {worker.library}, isolation {worker.isolation!r}"
+    if worker.init_result == _NVML_ERROR_DRIVER_NOT_LOADED:
+        hint += "; the driver is not loaded, or its nodes cannot be used: see nvidia in /proc/devices, and the dev root"
+    return hint
