@@ -151,6 +151,7 @@ struct nvs_report {
     uint32_t seccomp_mode;
     uint32_t nodes;                   /* NVIDIA nodes put into the private /dev */
     int32_t init_result;              /* READY: what nvmlInit returned, an nvmlReturn_t */
+    uint64_t began_ns;                /* CLOCK_MONOTONIC as the worker's main began: what was before is exec and the loader */
     uint64_t step_ns[NVS_STEP_COUNT]; /* how long each step took, 0 where it was not needed */
     char library[256];                /* READY: the path that was loaded */
 };

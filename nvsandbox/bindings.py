@@ -165,7 +165,7 @@ _PYNVML = vars(pynvml)
 def _original(value: Any) -> types.FunctionType | None:
     """The pynvml function behind `value`, which another library may have replaced by a wrapper of its own."""
     for _ in range(8):
-        if not isinstance(value, types.FunctionType):
+        if type(value) is not types.FunctionType:  # which has no subclasses; asked 2500 times for each block
             return None
         if value.__globals__ is _PYNVML:
             return value
@@ -192,7 +192,8 @@ def _rebind(
     rebound.__doc__ = function.__doc__
     rebound.__module__ = function.__module__
     rebound.__qualname__ = function.__qualname__
-    rebound.__dict__.update({key: value for key, value in function.__dict__.items() if key != "__wrapped__"})
+    if function.__dict__:  # else none is made, for hundreds of functions
+        rebound.__dict__.update({key: value for key, value in function.__dict__.items() if key != "__wrapped__"})
     done[id(function)] = rebound
     return rebound
 
@@ -252,26 +253,37 @@ class _Cache(dict[str, Any]):
         return self._library[name]
 
 
-def namespace(library: Library, session: object) -> types.ModuleType:
-    """The pynvml API, its functions bound to `library`; ``session`` in it is the session."""
+def draft() -> types.ModuleType:
+    """The pynvml API over globals of its own, for :func:`bind`: what takes time and needs no worker, and so can be
+    done while one starts."""
     module = types.ModuleType("nvsandbox.nvml", "The pynvml API, bound to a sandbox.")
     scope = module.__dict__
     own = {name: value for name, value in scope.items() if name.startswith("__")}
     scope.update(_PYNVML)
     scope.update(own)
+    done: dict[int, types.FunctionType] = {}
+    for name, value in _PYNVML.items():
+        if (function := _original(value)) is not None:
+            scope[name] = _rebind(function, scope, done)
+    return module
+
+
+def bind(module: types.ModuleType, library: Library, session: object) -> types.ModuleType:
+    """Binds the functions of a :func:`draft` to `library`; ``session`` in it is the session."""
+    scope = module.__dict__
     library._scopes.append(scope)
     scope["nvmlLib"] = library
     scope["libLoadLock"] = threading.RLock()
     scope["_nvmlLib_refcount"] = 0
     scope["_nvmlGetFunctionPointer_cache"] = _Cache(library)
-    done: dict[int, types.FunctionType] = {}
-    for name, value in _PYNVML.items():
-        function = _original(value)
-        if function is not None:
-            scope[name] = _rebind(function, scope, done)
     scope["_nvmlCheckReturn"] = _check_return(library)
     scope["session"] = session
     return module
+
+
+def namespace(library: Library, session: object) -> types.ModuleType:
+    """Both in one."""
+    return bind(draft(), library, session)
 
 
 def _after_fork_in_child() -> None:

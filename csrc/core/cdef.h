@@ -106,6 +106,7 @@ struct nvs_report {
     uint32_t seccomp_mode;
     uint32_t nodes;
     int32_t init_result;
+    uint64_t began_ns;
     uint64_t step_ns[...];
     char library[256];
     ...;

@@ -142,8 +142,13 @@ nvs_lockdown_bounding (void)
 {
     uint64_t set = 0;
 
+    /* -1 is for those that the running kernel does not have, and they are the last. */
     for (unsigned int cap = 0; cap < CAPS_IN_SETS_MAX; cap++) {
-        if (prctl (PR_CAPBSET_READ, cap, 0, 0, 0) == 1)
+        int found = prctl (PR_CAPBSET_READ, cap, 0, 0, 0);
+
+        if (found < 0)
+            break;
+        if (found == 1)
             set |= CAP_BIT (cap);
     }
     return set;

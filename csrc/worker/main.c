@@ -5,7 +5,7 @@
  *
  * `stages` below is the table of contents, in the only order that works; the reason for each place stands with it. A
  * stage that fails is reported and ends the worker before the next one: a half-isolated process goes no further, and
- * there is no stepping down to a weaker isolation here. Until the library is loaded there is one thread.
+ * there is no stepping down to a weaker isolation here. Until it is isolated there is one thread.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -55,6 +55,7 @@ struct worker {
     struct nvs_report report;
     struct nvs_library library;
     struct nvs_failed failed;
+    int watch_done; /* what ends the watch over the library's start */
     uint64_t mount_ns_before;
     uid_t uid; /* as the caller has them; in a new user namespace they read as 65534 until the map is written */
     gid_t gid;
@@ -375,6 +376,7 @@ watch_caller (void *argument)
         continue;
     if (fds[2].revents == 0 && poll (&done, 1, ORPHAN_LIMIT_MS) == 0)
         _exit (EXIT_FAILED);
+    (void)close (watch->done);
     return NULL;
 }
 
@@ -415,23 +417,22 @@ start_thread (pthread_t *thread, void *(*run) (void *), void *argument)
     return err;
 }
 
+/* Nobody joins it: to wait until it has woken up and ended would take longer than the rest of a start's last part. */
 static int
-start_library (struct worker *worker)
+start_watching (struct worker *worker)
 {
-    struct watch watch = { .control = worker->control.socket, .signals = worker->control.signals };
-    pthread_t thread = 0;
+    static struct watch watch;
+    pthread_t thread;
     int err;
-    int rc;
 
+    watch = (struct watch){ .control = worker->control.socket, .signals = worker->control.signals };
     watch.done = eventfd (0, EFD_CLOEXEC);
     err = watch.done < 0 ? errno : start_thread (&thread, watch_caller, &watch);
     if (err != 0)
         return nvs_fail (&worker->failed.error, NVS_STEP_INIT, err, NULL, "cannot start a thread");
-    rc = load_and_init (worker);
-    (void)eventfd_write (watch.done, 1);
-    (void)pthread_join (thread, NULL);
-    (void)close (watch.done);
-    return rc;
+    (void)pthread_detach (thread);
+    worker->watch_done = watch.done;
+    return 0;
 }
 
 /* ---- serving ------------------------------------------------------------------------------------------ */
@@ -539,11 +540,13 @@ static void
 start (struct worker *worker)
 {
     struct nvs_report *answer = &worker->report;
-    uint64_t began = now_ns ();
+    uint64_t settled;
 
+    answer->began_ns = now_ns ();
     if (settle_process (worker, &worker->failed.error) != 0)
         fail (worker);
-    answer->step_ns[NVS_STEP_DESCRIPTORS] = now_ns () - began;
+    settled = now_ns ();
+    answer->step_ns[NVS_STEP_DESCRIPTORS] = settled - answer->began_ns;
 
     expect (worker, NVS_MSG_START);
     if (nvs_control_parse_start (&worker->control, &worker->options, &worker->failed.error) != 0
@@ -555,6 +558,7 @@ start (struct worker *worker)
     answer->pid = getpid ();
     /* Before anything is covered: what is NVIDIA's is read from the host's /proc/devices. */
     nvs_policy_read (&worker->policy, &worker->options);
+    answer->step_ns[NVS_STEP_HELLO] = now_ns () - settled;
 }
 
 static int
@@ -566,11 +570,14 @@ run (struct worker *worker)
     if (isolate (worker) != 0)
         fail (worker);
     report (worker, NVS_MSG_ISOLATED);
-    /* The caller checks from its side before NVIDIA's code runs. */
+    /* The caller checks from its side before NVIDIA's code runs; meanwhile, what that will need of ours. */
+    if (start_watching (worker) != 0)
+        fail (worker);
     expect (worker, NVS_MSG_GO);
 
-    if (start_library (worker) != 0)
+    if (load_and_init (worker) != 0)
         fail (worker);
+    (void)eventfd_write (worker->watch_done, 1);
     channels = nvs_channels_new (&worker->library, draw_generation ());
     if (channels == NULL) {
         (void)nvs_fail (&worker->failed.error, NVS_STEP_CHANNEL, ENOMEM, NULL, "no memory for the channels");

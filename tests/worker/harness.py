@@ -33,7 +33,7 @@ STEPS += ["dev_tmpfs", "dev_base", "dev_nvidia", "params", "caps", "no_new_privs
 STEPS += ["verify", "library", "init", "channel"]
 
 START_LAYOUT = "=III32sIIIII256I"
-REPORT_LAYOUT = f"@III32sIiQQQQIIIi{len(STEPS)}Q256s"
+REPORT_LAYOUT = f"@III32sIiQQQQIIIiQ{len(STEPS)}Q256s"
 FAILED_LAYOUT = "@IIIi256s512s4096s"
 OPEN_LAYOUT = "@IIIIQ"
 OPENED_LAYOUT = "@IIIIIi256s512s"
@@ -67,9 +67,9 @@ class Message:
         assert self.kind in (ISOLATED, READY), self.describe()
         v = struct.unpack(REPORT_LAYOUT, self.data)
         names = "magic type protocol build isolation pid mount_ns dev_fs_magic caps_effective caps_bounding "
-        names += "no_new_privs seccomp_mode nodes init_result"
-        fields = dict(zip(names.split(), v[:14], strict=True))
-        fields["steps"] = dict(zip(STEPS, v[14 : 14 + len(STEPS)], strict=True))
+        names += "no_new_privs seccomp_mode nodes init_result began_ns"
+        fields = dict(zip(names.split(), v[:15], strict=True))
+        fields["steps"] = dict(zip(STEPS, v[15 : 15 + len(STEPS)], strict=True))
         fields["library"] = v[-1].split(b"\0")[0].decode()
         return fields
 
