@@ -2,7 +2,7 @@
 # Each chore is one word, and each word is one script or tool that can be run without make.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fix asan soak bench bench-check dist clean
+.PHONY: help setup demo test lint fix asan fuzz soak bench bench-check dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ fix: ## let the formatters and ruff change the files
 asan: ## ASan and UBSan: the C tests, and the package under the tests that are hardest on memory
 	@scripts/native
 	@scripts/sanitized
+
+fuzz: ## what each half makes of the other's bytes, by libFuzzer (3 minutes); ARGS='600 reply': seconds, target
+	@scripts/fuzz $(ARGS)
 
 bench: ## what a call costs beside direct calls and other ways: benchmarks/results/; ARGS goes to benchmarks/bench.py
 	@scripts/bench $(ARGS)

@@ -26,3 +26,17 @@ find_python () {
     done
     die 'no Python 3.10 or newer found: install one, or name it with PYTHON=...'
 }
+
+# Builds the fuzz targets and says where; fails without a clang that has libFuzzer.
+build_fuzz () {
+    local build=$root/builddir/fuzz
+    command -v clang >/dev/null || return 1
+    if [[ ! -e $build/build.ninja ]]; then
+        CC=clang meson setup "$build" "$root" -Dpython=false -Dtests=true >/dev/null ||
+            { cat "$build/meson-logs/meson-log.txt" >&2; return 1; }
+    fi
+    ninja -C "$build" --quiet build.ninja >&2 || return 1
+    ninja -C "$build" -t query tests/native/fuzz/fuzz-frame >/dev/null 2>&1 || return 1
+    ninja -C "$build" --quiet tests/native/fuzz/fuzz-{frame,handles,reply} >&2 || return 1
+    echo "$build"
+}

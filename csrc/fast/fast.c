@@ -32,13 +32,13 @@
 #include <time.h>
 
 #include "../core/core.h"
+#include "../core/reply.h"
 
 #define PLANS_MAX      4    /* for each function: pynvml passes one or two sets of types */
 #define LEARN_MAX      64   /* after so many, a function whose types keep changing is left to the marshaller */
 #define HERE_MAX       4    /* sessions whose lanes a thread remembers */
 #define SPIN_LOCKED_NS 4000 /* with the interpreter's lock; others get it at least every 5 ms anyway */
 #define SLICE_NS       20000000
-#define ERROR_MEMORY   20
 #define ERROR_UNKNOWN  999
 
 #ifndef Py_TPFLAGS_HAVE_VECTORCALL
@@ -599,43 +599,28 @@ give_up_lane (const link_t *link, PyObject *owner)
     PyErr_Restore (type, value, traceback);
 }
 
-enum outcome {
-    ANSWERED,
-    NOT_CARRIED_OUT, /* the slow way can have it */
-    FAILED,          /* an exception is set */
-};
-
-/* Takes the reply apart. It lies in memory that the worker can write to: each field is read once, and nothing in it says
- * where or how much to copy. */
-static enum outcome
+/* Takes the reply apart; see there for what may be in it. */
+static enum nvs_answer_kind
 read_reply (const struct plan *plan, struct given *given, const unsigned char *frame, uint32_t length, int32_t *result)
 {
-    struct nvs_reply reply;
-    const unsigned char *data = frame + sizeof reply;
+    const unsigned char *data;
+    enum nvs_answer_kind kind = nvs_reply_read (frame, length, plan->data_len, result, &data);
 
-    if (length < sizeof reply)
-        return FAILED;
-    memcpy (&reply, frame, sizeof reply);
-    /* These two are found before the function is called. */
-    if (reply.status == NVS_STATUS_STALE_HANDLE || reply.status == NVS_STATUS_BAD_HANDLE)
-        return NOT_CARRIED_OUT;
-    if (reply.status == NVS_STATUS_NO_MEMORY) {
-        *result = ERROR_MEMORY; /* as the marshaller has it */
-        return ANSWERED;
-    }
-    if (reply.status != NVS_STATUS_OK || reply.data_len != plan->data_len || reply.strings_len != 0
-        || length != sizeof reply + plan->data_len)
-        return FAILED;
-    for (int i = 0; i < plan->count; i++) {
+    for (int i = 0; data != NULL && i < plan->count; i++) {
         const struct plan_arg *arg = &plan->args[i];
 
         /* ctypes.resize () in another thread may have moved it. */
         if (given->memory[i] != NULL)
             memcpy (word_at (given->owners[i], place_memory), data + arg->offset, arg->size);
     }
-    *result = (int32_t)(uint32_t)reply.result;
-    return ANSWERED;
+    return kind;
 }
+
+enum outcome {
+    ANSWERED,
+    NOT_CARRIED_OUT, /* the slow way can have it */
+    FAILED,          /* an exception is set */
+};
 
 static enum outcome
 call_fast (function_t *self, const struct plan *plan, struct given *given, const struct place *place, int32_t *result)
@@ -643,34 +628,28 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
     struct nvs_caller_lane *lane = place->lane; /* a signal handler's call may take this thread's place */
     PyObject *owner = place->owner;
     unsigned char *frame = nvs_lane_frame (lane);
-    enum outcome outcome;
+    enum nvs_answer_kind kind = NVS_NO_ANSWER;
+    PyObject *done;
     int waited;
 
     write_request (plan, given, frame);
     nvs_lane_send (lane, plan->head_len + plan->data_len);
     waited = await (self, owner, lane);
-    if (waited == 0) {
-        outcome = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
-        nvs_lane_leave (lane);
-        if (outcome == FAILED) {
-            /* Raises: the worker is of no more use. */
-            PyObject *done = PyObject_CallFunctionObjArgs (self->link->abandon, owner, self->name, NULL);
-
-            Py_XDECREF (done);
-            if (done != NULL)
-                PyErr_SetString (PyExc_RuntimeError, "the NVML worker answered what no worker answers");
-            return FAILED;
-        }
-    } else {
-        nvs_lane_leave (lane);
-        outcome = FAILED;
-    }
-    if (outcome == FAILED) {
+    if (waited == 0)
+        kind = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
+    nvs_lane_leave (lane);
+    if (waited != 0) {
         give_up_lane (self->link, owner);
-        if (waited != 0 && was_not_sent ())
-            outcome = NOT_CARRIED_OUT;
+        return was_not_sent () ? NOT_CARRIED_OUT : FAILED;
     }
-    return outcome;
+    if (kind != NVS_NO_ANSWER)
+        return kind == NVS_ANSWERED ? ANSWERED : NOT_CARRIED_OUT;
+    /* Raises: the worker is of no more use. */
+    done = PyObject_CallFunctionObjArgs (self->link->abandon, owner, self->name, NULL);
+    Py_XDECREF (done);
+    if (done != NULL)
+        PyErr_SetString (PyExc_RuntimeError, "the NVML worker answered what no worker answers");
+    return FAILED;
 }
 
 static PyObject *
