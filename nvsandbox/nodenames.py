@@ -128,7 +128,8 @@ def is_nvidias(node: Node, driver: DriverFacts) -> bool:
     those: the only things that may ever be removed."""
     if node.is_number_link:
         match = NUMBER_LINK.fullmatch(node.path.removeprefix("char/"))
-        named = node.target is not None and expected(name_in_dev(node.target)) is not None
+        target = node.target or ""
+        named = target.isprintable() and expected(name_in_dev(target)) is not None
         return node.kind == "link" and match is not None and named and driver.may_be_nvidias(int(match[1]))
     known = expected(node.path) is not None
     return known and node.kind == "char" and node.number is not None and driver.may_be_nvidias(node.number[0])

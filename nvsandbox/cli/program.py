@@ -10,6 +10,7 @@ import click
 
 import nvsandbox
 from nvsandbox.cli import failure
+from nvsandbox.cli.nodes import nodes
 from nvsandbox.cli.query import query
 
 
@@ -44,4 +45,5 @@ def main() -> None:
     """
 
 
+main.add_command(nodes)
 main.add_command(query)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes have a file open or mapped, as far as ``/proc`` shows it.
+
+A file is open where a descriptor leads to it, in whatever mount namespace, or where one was opened under its name and
+number in our own mount namespace and the file has been replaced since. A process that holds the same device by another
+node, such as a container by its own, does not use this one.
+
+Not seen: descriptors on their way through a socket, and files that are registered with io_uring and closed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+_PF_KTHREAD = 0x00200000
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's headers, fixed since Linux 3.8
+
+Identity = tuple[int, int]
+"""st_dev and st_ino."""
+
+
+@dataclass
+class Users:
+    """Who has which file open."""
+
+    of: dict[Identity, list[str]] = field(default_factory=dict)
+    """File to processes: "1234 (nvidia-persiste)"."""
+    unseen: list[str] = field(default_factory=list)
+    """Processes that could not be looked at, and other reasons why somebody may have any of the files open."""
+
+
+def find(files: Mapping[Identity, tuple[str, int]], proc: str = "/proc") -> Users:
+    """Who has one of `files` open: st_dev and st_ino to path and st_rdev. This process is left out.
+
+    Raises OSError if `proc` cannot be listed.
+    """
+    users = Users()
+    by_name = {(path, rdev): identity for identity, (path, rdev) in files.items()}
+    own_mounts = _link(f"{proc}/self/ns/mnt")
+    if _link(f"{proc}/self/ns/pid") not in (_INITIAL_PID_NAMESPACE, None):
+        users.unseen.append("this pid namespace is not the host's, so the host's processes cannot be seen")
+    elif not os.path.exists(f"{proc}/1"):
+        users.unseen.append("other users' processes are hidden (hidepid), and CAP_SYS_PTRACE is missing to see them")
+    for name in os.listdir(proc):
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        base = f"{proc}/{name}"
+        try:
+            for identity in {*_by_descriptor(base, files, by_name, own_mounts), *_by_mapping(base, files)}:
+                users.of.setdefault(identity, []).append(_label(base, name))
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        except OSError as error:
+            if not _is_kernel_thread(base):
+                users.unseen.append(f"process {_label(base, name)} cannot be looked at: {error.strerror}")
+    return users
+
+
+def _by_descriptor(
+    base: str,
+    files: Mapping[Identity, tuple[str, int]],
+    by_name: Mapping[tuple[str, int], Identity],
+    own_mounts: str | None,
+) -> Iterator[Identity]:
+    own = None  # asked for when it matters
+    for fd in os.listdir(f"{base}/fd"):
+        path = f"{base}/fd/{fd}"
+        try:
+            target = os.readlink(path)
+            if not target.startswith("/"):  # a socket, a pipe, …
+                continue
+            status = os.stat(path)  # of the file that it leads to; nothing is opened
+        except FileNotFoundError:
+            continue
+        identity = (status.st_dev, status.st_ino)
+        if identity in files:
+            yield identity
+        elif stat.S_ISCHR(status.st_mode):
+            named = by_name.get((target.removesuffix(" (deleted)"), status.st_rdev))
+            if named is not None:
+                own = _link(f"{base}/ns/mnt") if own is None else own
+                if own == own_mounts:
+                    yield named
+
+
+def _by_mapping(base: str, files: Mapping[Identity, tuple[str, int]]) -> Iterator[Identity]:
+    """From ``maps``: ``map_files`` has the same, but wants CAP_SYS_ADMIN, and a system call for each mapping."""
+    with open(f"{base}/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            # address, permissions, offset, device, inode, path
+            fields = line.split(None, 5)
+            if len(fields) < 5 or fields[4] == "0":
+                continue
+            major, _, minor = fields[3].partition(":")
+            identity = (os.makedev(int(major, 16), int(minor, 16)), int(fields[4]))
+            if identity in files:
+                yield identity
+
+
+def _link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _label(base: str, pid: str) -> str:
+    try:
+        with open(f"{base}/comm", encoding="utf-8", errors="replace") as file:
+            return f"{pid} ({file.read().rstrip()})"
+    except OSError:
+        return pid
+
+
+def _is_kernel_thread(base: str) -> bool:
+    try:
+        with open(f"{base}/stat", encoding="utf-8", errors="replace") as file:
+            return bool(int(file.read().rpartition(")")[2].split()[6]) & _PF_KTHREAD)
+    except (OSError, ValueError, IndexError):
+        return False

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nvsandbox nodes``: what it prints, for whom, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner, Result
+from host import NOBODY, Host
+
+from nvsandbox.cli import main
+
+if TYPE_CHECKING:
+    from .conftest import Machine
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli" / "nodes.md"
+
+
+def places(machine: Machine) -> list[str]:
+    return ["--dev", str(machine.dev), "--proc", str(machine.proc), "--cdi-dir", str(machine.folder / "cdi")]
+
+
+def run(machine: Machine, *arguments: str, **env: str) -> Result:
+    return CliRunner().invoke(main, ["nodes", *places(machine), *arguments], prog_name="nvsandbox", env=env)
+
+
+def test_a_clean_host(machine: Machine) -> None:
+    result = run(machine)
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [f"{machine.dev}: NVIDIA's driver is not loaded", "no NVIDIA nodes"]
+
+
+def test_lines(machine: Machine) -> None:
+    machine.usual_nodes(0)
+    result = run(machine)
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    rows = [re.split(r" {2,}", line) for line in lines[1:6]]
+    assert rows[0] == ["NODE", "IS", "MODE", "OWNER", "STATE"]
+    assert rows[1] == [f"{machine.dev}/nvidia0", "char 195:0", "0666", "0:0", "unwanted"]
+    assert rows[3] == [f"{machine.dev}/char/195:0", "-> ../nvidia0", "0:0", "unwanted"]
+    assert "warning: nvidia0, nvidiactl: NVIDIA's driver is not loaded" in result.output
+    assert result.output.count("[node.no-driver]") == 1  # said once for all of them
+    assert lines[-1] == "2 nodes and 2 links, of which 4 should not be there"
+
+
+def test_a_host_in_order_is_0_though_something_is_to_be_said(machine: Machine) -> None:
+    machine.driver(0)
+    machine.usual_nodes(0)
+    (machine.dev / "nvidiactl").chmod(0o600)
+    result = run(machine, "--driver-root", "/")
+    assert result.exit_code == 0
+    assert "driver 550.54.15, 1 GPU, the host's" in result.output
+    assert "chmod 0666 /dev/nvidiactl" in result.output
+
+
+def test_a_spec_against_the_hosts_own_driver_is_1(machine: Machine) -> None:
+    machine.driver(0)
+    machine.usual_nodes(0)
+    (machine.folder / "cdi").mkdir()
+    spec = {"kind": "a/b", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/other/nvidia0"}]}}
+    (machine.folder / "cdi" / "a.json").write_text(json.dumps(spec))
+    result = run(machine, "--driver-root", "/")
+    assert result.exit_code == 1
+    assert "cri-o refuses privileged containers" in result.output
+    assert "make the CDI spec anew" in result.output
+
+
+@pytest.mark.parametrize("how", ["--driver-root", "--dev-root", "NVIDIA_DRIVER_ROOT", "NVSANDBOX_DEV_ROOT"])
+def test_where_the_driver_is(machine: Machine, how: str) -> None:
+    machine.container_driver(0)
+    machine.usual_nodes(0)
+    root = str(machine.driver_dev.parent)
+    result = run(machine, how, root) if how.startswith("--") else run(machine, **{how: root})
+    assert f"in a container, with its nodes in {machine.driver_dev}" in result.output
+    assert result.exit_code == 1
+
+
+def keys_of(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        inner = [keys_of(item) for key, item in value.items() if key not in ("majors", "gpus")]
+        return {*value, *(key for keys in inner for key in keys)}
+    return {key for item in value for key in keys_of(item)} if isinstance(value, list) else set()
+
+
+def test_json_and_its_keys_are_documented(machine: Machine) -> None:
+    machine.driver(0)
+    machine.usual_nodes(0, 5)
+    (machine.dev / "nvidiactl").unlink()
+    report = json.loads(run(machine, "--driver-root", "/", "--json").stdout)
+    assert report["driver"]["version"] == "550.54.15"
+    assert report["driver"]["placement"] == "host"
+    assert report["driver"]["gpus"] == {"0": "0000:00:00.0"}
+    nodes = {node["path"]: node for node in report["nodes"]}
+    assert (nodes["nvidia5"]["major"], nodes["nvidia5"]["minor"], nodes["nvidia5"]["mode"]) == (195, 5, "0666")
+    assert nodes["nvidia5"]["unwanted"] is True
+    assert nodes["nvidia0"]["findings"] == []
+    assert nodes["char/195:0"]["target"] == "../nvidia0"
+    assert report["missing"][0]["id"] == "node.missing"
+    planned = json.loads(run(machine, "--driver-root", "/", "--clean", "--json").stdout)
+    documented = set(re.findall(r"`([a-z_]+)`", PAGE.read_text(encoding="utf-8")))
+    assert keys_of(report) | keys_of(planned) | {"undo", "done"} <= documented
+
+
+def test_every_finding_is_documented() -> None:
+    """Those that the code can make are those of the page."""
+    source = Path(__file__).parents[2] / "nvsandbox"
+    code = "".join((source / name).read_text() for name in ("nodefindings.py", "blockers.py"))
+    made = set(re.findall(r'"((?:node|link)\.[a-z-]+)"', code))
+    listed = set(re.findall(r"^\| `((?:node|link)\.[a-z-]+)` \|", PAGE.read_text(encoding="utf-8"), re.M))
+    assert made == listed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--yes"], "--yes goes with --clean"),
+        (["--undo-file", "x"], "--undo-file goes with --clean"),
+        (["--clean", "--undo", "x"], "give one of them"),
+        (["--cleen"], "No such option"),
+        (["more"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_usage_is_2(machine: Machine, arguments: list[str], words: str) -> None:
+    result = run(machine, *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("which", ["dev", "proc"])
+def test_what_cannot_be_looked_at_is_3(machine: Machine, which: str) -> None:
+    nowhere = str(machine.folder / "nowhere")
+    arguments = ["nodes", *places(machine), f"--{which}", nowhere]
+    result = CliRunner().invoke(main, arguments, prog_name="nvsandbox")
+    assert result.exit_code == 3
+    assert result.stderr.startswith(f"nvsandbox: {nowhere}")
+    assert "No such file or directory" in result.stderr
+    failed = CliRunner().invoke(main, [*arguments, "--json"], prog_name="nvsandbox")
+    assert json.loads(failed.stdout)["error"]["exit_code"] == 3
+
+
+def test_a_folder_that_cannot_be_listed_is_said(machine: Machine) -> None:
+    (machine.dev / "char").rmdir()
+    (machine.dev / "char").write_text("")
+    result = run(machine)
+    assert result.exit_code == 0
+    assert f"nvsandbox: not read: {machine.dev}/char: Not a directory" in result.stderr
+
+
+def test_names_cannot_move_the_cursor(machine: Machine) -> None:
+    (machine.dev / "nvidia-\x1b[2J\n").write_text("")
+    (machine.dev / os.fsdecode(b"nvidia-\xff")).write_text("")
+    result = run(machine)
+    assert result.exit_code == 0
+    assert "\x1b" not in result.output
+    assert len(result.output.splitlines()) == 7
+    assert json.loads(run(machine, "--json").stdout)["nodes"][0]["path"] == "nvidia-\x1b[2J\n"
+
+
+def test_a_table_on_a_terminal(machine: Machine) -> None:
+    machine.usual_nodes(0)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "nvsandbox", "nodes", *places(machine)]
+    process = subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    )
+    os.close(theirs)
+    data = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        data += piece
+    os.close(ours)
+    assert process.wait() == 1
+    text = data.decode()
+    assert "\x1b[33m" in text  # yellow: unwanted
+    assert re.search(r"nvidia0 .*char 195:0", re.sub(r"\x1b\[[0-9;]*m", "", text))
+
+
+def test_every_option_is_documented() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for option in main.commands["nodes"].params:
+        assert f"`{option.opts[0]}" in page, option.opts[0]
+
+
+def as_nobody() -> dict[str, Any]:
+    from click.testing import CliRunner
+
+    from nvsandbox.cli import main
+
+    listed = CliRunner().invoke(main, ["nodes"], env={"HOME": "/nonexistent"})
+    removed = CliRunner().invoke(main, ["nodes", "--clean", "--yes", "--ignore-unseen", "--undo-file", "/dev/shm/undo"])
+    return {"list": (listed.exit_code, listed.output), "clean": (removed.exit_code, removed.output)}
+
+
+def a_stray_node() -> None:
+    import os
+
+    os.mknod("/dev/nvidiactl", 0o020666, os.makedev(195, 255))
+
+
+def test_without_privileges(host_with_nobody: Host) -> None:
+    done = host_with_nobody.run(as_nobody, setup=a_stray_node, uid=NOBODY)
+    assert done["list"][0] == 1
+    assert "/dev/nvidiactl  char 195:255" in done["list"][1]
+    assert done["clean"][0] == 1
+    assert "kept /dev/nvidiactl: it cannot be removed: Permission denied (run it as root)" in done["clean"][1]
