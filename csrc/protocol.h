@@ -149,9 +149,9 @@ struct nvs_report {
     uint64_t caps_bounding;
     uint32_t no_new_privs;
     uint32_t seccomp_mode;
-    uint32_t nodes;                   /* NVIDIA nodes put into the private /dev */
-    int32_t init_result;              /* READY: what nvmlInit returned, an nvmlReturn_t */
-    uint64_t began_ns;                /* CLOCK_MONOTONIC as the worker's main began: what was before is exec and the loader */
+    uint32_t nodes;      /* NVIDIA nodes put into the private /dev */
+    int32_t init_result; /* READY: what nvmlInit returned, an nvmlReturn_t */
+    uint64_t began_ns;   /* CLOCK_MONOTONIC as the worker's main began: what was before is exec and the loader */
     uint64_t step_ns[NVS_STEP_COUNT]; /* how long each step took, 0 where it was not needed */
     char library[256];                /* READY: the path that was loaded */
 };
@@ -183,6 +183,37 @@ struct nvs_opened {
     struct nvs_error error; /* REFUSED: why */
 };
 
+/* ---- nvsandbox-run ------------------------------------------------------------------------------------ */
+
+/* What `nvsandbox run` tells the program that becomes the user's: this, then start_len bytes that are a START packet
+ * (its libraries do not matter here), then environment_len bytes: NUL-terminated strings, the environment of the user's
+ * program. nvsandbox-run itself is started with none, so that the loader puts nothing of the user's into it. The plan lies
+ * in a sealed memfd, whose descriptor is the first argument; the second is the file to execute, and what follows is its
+ * argument vector. */
+#define NVS_RUN_MAGIC 0x3152564eu /* "NVR1" */
+
+enum nvs_run_flags {
+    NVS_RUN_LOCKDOWN = 1u << 0, /* no capabilities, no_new_privs, a filter */
+    NVS_RUN_JSON = 1u << 1,     /* errors as JSON */
+    NVS_RUN_DEBUG = 1u << 2,    /* says which isolation it became */
+};
+
+struct nvs_run {
+    uint32_t magic;
+    uint32_t flags; /* enum nvs_run_flags */
+    uint32_t steps; /* 1 << enum nvs_isolation for each step of the ladder that may be tried */
+    int32_t report; /* a SOCK_SEQPACKET socket to the parent that reports, or -1 */
+    uint32_t start_len;
+    uint32_t environment_len;
+};
+
+/* To the parent that reports, before the user's program begins, which waits for a packet in answer. Two descriptors
+ * come with it, but with GUARD: the mount namespace, which they keep alive, and the private /dev. */
+struct nvs_run_ready {
+    uint32_t magic;
+    uint32_t isolation;
+};
+
 /* ---- channels ----------------------------------------------------------------------------------------- */
 
 #define NVS_FRAME_MAX  (64u << 20) /* the largest request or reply over a pipe */
@@ -193,25 +224,17 @@ struct nvs_opened {
 /* A lane: one request at a time. The caller writes the frame and its length, then adds 1 to `request` (release) and
  * wakes it if `worker_sleeps`. The worker answers in the same place and stores the request's number in
  * `reply` (release), then wakes that if `caller_sleeps`. Both are futex words. `closed` ends the worker's thread.
- * A caller that gives up a lane in mid-call never uses it again, so that no late answer meets a new question.
- *
- * Who looks for the other's word instead of sleeping keeps a CPU busy, which only makes sense while the other has one of its
- * own: so each says where it is. That is a hint, by which nobody waits longer than without.
- *
- * What one side writes in each call has a cache line of its own that the other reads in each call, and what is seldom written has
- * another: a line that both touch costs a transfer between CPUs, a tenth of a microsecond. 128 bytes apart, since
- * CPUs fetch lines in pairs. */
+ * A caller that gives up a lane in mid-call never uses it again, so that no late answer meets a new question. */
 struct nvs_lane {
-    _Alignas (128) _Atomic uint32_t request;
-    _Atomic uint32_t request_length;
+    _Alignas (64) _Atomic uint32_t request;
+    _Atomic uint32_t caller_sleeps;
     _Atomic uint32_t closed; /* set together with a change of `request`, so that a sleeper wakes */
-    _Alignas (128) _Atomic uint32_t reply;
-    _Atomic uint32_t reply_length;
-    /* The last request whose function the worker has begun with: a later one did not reach it. */
-    _Alignas (128) _Atomic uint32_t taken;
-    _Atomic uint32_t worker_cpu;                   /* where that was */
-    _Alignas (128) _Atomic uint32_t caller_sleeps; /* 0, or 1 + the CPU on which it went to sleep */
+    _Atomic uint32_t request_length;
+    _Alignas (64) _Atomic uint32_t reply;
     _Atomic uint32_t worker_sleeps;
+    _Atomic uint32_t reply_length;
+    _Atomic uint32_t
+        taken; /* the last request whose function the worker has begun with: a later one did not reach it */
 };
 _Static_assert (sizeof (struct nvs_lane) <= NVS_LANE_DATA, "the lane's header fits before its data");
 

@@ -7,9 +7,8 @@ import errno
 import os
 from typing import Any
 
-from nvsandbox import isolation as ladder
-from nvsandbox import roots, simulate
-from nvsandbox._core import ffi, lib
+from nvsandbox import packets, roots, simulate
+from nvsandbox._core import lib
 from nvsandbox.errors import LibraryNotFound, SandboxStartError
 from nvsandbox.native import text
 from nvsandbox.options import Options
@@ -65,34 +64,7 @@ def _libraries(options: Options) -> list[str]:
 
 def start_message(options: Options, isolation: str, minors: list[int] | None, description: str | None) -> bytes:
     """START."""
-    libraries = _libraries(options)
-    strings = b"".join(
-        os.fsencode(piece) + b"\0"
-        for piece in (
-            options.driver_root,
-            roots.dev_folder(options.driver_root, options.dev_root),
-            description or "",
-            *libraries,
-        )
-    )
-    start = ffi.new("struct nvs_start *")
-    start.message.magic = lib.NVS_MAGIC
-    start.message.type = lib.NVS_MSG_START
-    start.protocol = lib.NVS_PROTOCOL_VERSION
-    start.build = ffi.string(lib.nvs_core_version())
-    start.isolation = ladder.CODES[isolation]
-    start.flags = (
-        (lib.NVS_START_PRIVILEGED if options.privileged else 0)
-        | (lib.NVS_START_SIMULATED if options.simulate is not None else 0)
-        | (lib.NVS_START_VERBOSE if os.environ.get("NVSANDBOX_DEBUG", "0") not in ("", "0") else 0)
-        | (lib.NVS_START_DEVICES if minors is not None else 0)
-    )
-    start.devices_count = len(minors or ())
-    for index, minor in enumerate(minors or ()):
-        start.device_minors[index] = minor
-    start.libraries_count = len(libraries)
-    start.strings_len = len(strings)
-    return bytes(ffi.buffer(start)) + strings
+    return packets.start(options, isolation, minors, description, _libraries(options))
 
 
 def check_version(report: Any) -> None:

@@ -78,6 +78,16 @@ def resolve_in_root(root: str, path: str) -> str | None:
     return os.path.join(root, *done)
 
 
+def has_another_libc(folder: str) -> bool:
+    """Whether the folder holds a C library that is not this system's: programs of this one that found it first would
+    crash."""
+    libc = os.path.join(folder, "libc.so.6")
+    if not os.path.exists(libc):
+        return False
+    ours = (os.path.join("/", place, "libc.so.6") for place in _folders())
+    return not any(os.path.exists(path) and os.path.samefile(path, libc) for path in ours)
+
+
 def library_candidates(driver_root: str) -> tuple[list[str], list[str]]:
     """Where ``libnvidia-ml.so.1`` is, best first, and every place that was looked at.
 

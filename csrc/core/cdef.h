@@ -33,6 +33,11 @@
 #define NVS_START_VERBOSE    ...
 #define NVS_START_DEVICES    ...
 
+#define NVS_RUN_MAGIC    ...
+#define NVS_RUN_LOCKDOWN ...
+#define NVS_RUN_JSON     ...
+#define NVS_RUN_DEBUG    ...
+
 #define NVS_CHANNEL_LANE ...
 #define NVS_CHANNEL_PIPE ...
 
@@ -77,6 +82,19 @@ struct nvs_error {
 struct nvs_message {
     uint32_t magic;
     uint32_t type;
+};
+
+struct nvs_run {
+    uint32_t magic;
+    uint32_t flags;
+    uint32_t steps;
+    int32_t report;
+    uint32_t start_len;
+    uint32_t environment_len;
+};
+struct nvs_run_ready {
+    uint32_t magic;
+    uint32_t isolation;
 };
 
 struct nvs_start {
@@ -175,13 +193,5 @@ void nvs_lane_leave (struct nvs_caller_lane *lane);
 int nvs_lane_answered (const struct nvs_caller_lane *lane);
 int nvs_lane_busy (const struct nvs_caller_lane *lane);
 int nvs_lane_taken (const struct nvs_caller_lane *lane);
-
-struct nvs_waits {
-    uint64_t sleeps;
-    uint64_t looks;
-    uint64_t futile;
-    uint64_t hopeless;
-};
-void nvs_lane_waits (const struct nvs_caller_lane *lane, struct nvs_waits *waits);
 void nvs_lane_close (struct nvs_caller_lane *lane, int forked);
 void nvs_lane_free (struct nvs_caller_lane *lane, int forked);

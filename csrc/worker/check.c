@@ -15,9 +15,9 @@
 #include "namespace.h"
 #include "syscalls.h"
 
-static int
-check_dev (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs_report *report,
-           struct nvs_error *error)
+int
+nvs_check_dev (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs_report *report,
+               struct nvs_error *error)
 {
     struct statfs fs = { 0 };
 
@@ -34,8 +34,8 @@ check_dev (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs
     return 0;
 }
 
-static int
-check_privileges (const struct nvs_policy *policy, struct nvs_report *report, struct nvs_error *error)
+int
+nvs_check_privileges (const struct nvs_policy *policy, struct nvs_report *report, struct nvs_error *error)
 {
     struct nvs_caps caps = { 0 };
 
@@ -48,7 +48,8 @@ check_privileges (const struct nvs_policy *policy, struct nvs_report *report, st
     report->caps_bounding = nvs_lockdown_bounding ();
     report->no_new_privs = prctl (PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1;
     report->seccomp_mode = (uint32_t)prctl (PR_GET_SECCOMP, 0, 0, 0, 0);
-    if (caps.effective != policy->keep_caps || caps.permitted != policy->keep_caps || caps.inheritable != 0)
+    if (caps.effective != policy->keep_caps || caps.permitted != policy->keep_caps
+        || caps.inheritable != (policy->program ? policy->keep_caps : 0))
         return nvs_fail (error, NVS_STEP_CHECK, 0, NULL, "the capabilities are %#llx (permitted %#llx), not %#llx",
                          (unsigned long long)caps.effective, (unsigned long long)caps.permitted,
                          (unsigned long long)policy->keep_caps);
@@ -109,8 +110,8 @@ check_names_refused (struct nvs_error *error)
     return 0;
 }
 
-static int
-check_mknod (const struct nvs_policy *policy, struct nvs_error *error)
+int
+nvs_check_mknod (const struct nvs_policy *policy, struct nvs_error *error)
 {
     int folder = -1;
     int rc;
@@ -120,7 +121,7 @@ check_mknod (const struct nvs_policy *policy, struct nvs_error *error)
         || (!policy->mknod && check_refused (-1, S_IFCHR, 195, 255, error) != 0))
         return -1;
     if (policy->options->isolation == NVS_ISOLATION_GUARD)
-        return check_names_refused (error);
+        return policy->program ? 0 : check_names_refused (error);
     folder = open ("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) {
         int err = errno;
@@ -137,9 +138,10 @@ int
 nvs_check (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs_report *report,
            struct nvs_error *error)
 {
-    if (check_dev (policy, mount_ns_before, report, error) != 0 || check_privileges (policy, report, error) != 0)
+    if (nvs_check_dev (policy, mount_ns_before, report, error) != 0
+        || nvs_check_privileges (policy, report, error) != 0)
         return -1;
     if (policy->landlock && check_landlock (error) != 0)
         return -1;
-    return check_mknod (policy, error);
+    return nvs_check_mknod (policy, error);
 }

@@ -11,4 +11,10 @@
 int nvs_check (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs_report *report,
                struct nvs_error *error);
 
+/* Parts of it, for nvsandbox-run, which locks down less unless it is asked to. */
+int nvs_check_dev (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs_report *report,
+                   struct nvs_error *error);
+int nvs_check_privileges (const struct nvs_policy *policy, struct nvs_report *report, struct nvs_error *error);
+int nvs_check_mknod (const struct nvs_policy *policy, struct nvs_error *error);
+
 #endif

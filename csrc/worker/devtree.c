@@ -302,8 +302,8 @@ make_node (const struct nvs_devtree *tree, const struct nvs_node *node)
     return 0;
 }
 
-static int
-base_folder (const struct nvs_devtree *tree, const char *name, mode_t mode, struct nvs_error *error)
+int
+nvs_devtree_folder (const struct nvs_devtree *tree, const char *name, mode_t mode, struct nvs_error *error)
 {
     if (mkdirat (tree->dev, name, mode) != 0) {
         int err = errno;
@@ -313,8 +313,8 @@ base_folder (const struct nvs_devtree *tree, const char *name, mode_t mode, stru
     return 0;
 }
 
-static int
-base_link (const struct nvs_devtree *tree, const char *name, const char *target, struct nvs_error *error)
+int
+nvs_devtree_link (const struct nvs_devtree *tree, const char *name, const char *target, struct nvs_error *error)
 {
     if (symlinkat (target, tree->dev, name) != 0) {
         int err = errno;
@@ -324,10 +324,16 @@ base_link (const struct nvs_devtree *tree, const char *name, const char *target,
     return 0;
 }
 
-/* What any library may expect in /dev. A device of these that can be neither made nor bound is left out: minimal
+int
+nvs_devtree_bind (const struct nvs_devtree *tree, const char *name)
+{
+    return tree->old < 0 ? ENOENT : bind_node (tree, tree->old, name);
+}
+
+/* What any program may expect in /dev. A device of these that can be neither made nor bound is left out: minimal
  * containers lack some, and NVML needs none of them. */
 int
-nvs_devtree_base (struct nvs_devtree *tree, struct nvs_error *error)
+nvs_devtree_nodes (const struct nvs_devtree *tree, struct nvs_error *error)
 {
     static const struct {
         const char *name;
@@ -336,7 +342,6 @@ nvs_devtree_base (struct nvs_devtree *tree, struct nvs_error *error)
     } nodes[] = {
         { "null", 1, 3 }, { "zero", 1, 5 }, { "full", 1, 7 }, { "random", 1, 8 }, { "urandom", 1, 9 }, { "tty", 5, 0 },
     };
-    char old_pts[64];
 
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++) {
         struct nvs_node node = { .mode = S_IFCHR | 0666,
@@ -348,13 +353,22 @@ nvs_devtree_base (struct nvs_devtree *tree, struct nvs_error *error)
         if (make_node (tree, &node) != 0 && tree->old >= 0)
             (void)bind_node (tree, tree->old, node.name);
     }
-    if (base_link (tree, "fd", "/proc/self/fd", error) != 0 || base_link (tree, "stdin", "/proc/self/fd/0", error) != 0
-        || base_link (tree, "stdout", "/proc/self/fd/1", error) != 0
-        || base_link (tree, "stderr", "/proc/self/fd/2", error) != 0
-        || base_link (tree, "ptmx", "pts/ptmx", error) != 0)
+    if (nvs_devtree_link (tree, "fd", "/proc/self/fd", error) != 0
+        || nvs_devtree_link (tree, "stdin", "/proc/self/fd/0", error) != 0
+        || nvs_devtree_link (tree, "stdout", "/proc/self/fd/1", error) != 0
+        || nvs_devtree_link (tree, "stderr", "/proc/self/fd/2", error) != 0)
         return -1;
+    return 0;
+}
 
-    if (base_folder (tree, "pts", 0755, error) != 0 || base_folder (tree, "shm", 01777, error) != 0)
+int
+nvs_devtree_base (struct nvs_devtree *tree, struct nvs_error *error)
+{
+    char old_pts[64];
+
+    if (nvs_devtree_nodes (tree, error) != 0 || nvs_devtree_link (tree, "ptmx", "pts/ptmx", error) != 0)
+        return -1;
+    if (nvs_devtree_folder (tree, "pts", 0755, error) != 0 || nvs_devtree_folder (tree, "shm", 01777, error) != 0)
         return -1;
     /* Terminals of our own where we may have them, the old ones where a policy refuses that, else none. */
     if (mount ("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620") != 0
@@ -484,13 +498,11 @@ cover_params (const struct nvs_devtree *tree, int original, struct nvs_error *er
 }
 
 int
-nvs_devtree_params (struct nvs_devtree *tree, struct nvs_error *error)
+nvs_devtree_no_files (const struct nvs_devtree *tree, struct nvs_error *error)
 {
     __attribute__ ((cleanup (close_fd))) int original = -1;
     int err;
 
-    if (tree->policy->mknod)
-        return 0;
     original = open (PARAMS_PATH, O_RDONLY | O_CLOEXEC);
     err = errno;
     if (original >= 0) {
@@ -499,6 +511,18 @@ nvs_devtree_params (struct nvs_devtree *tree, struct nvs_error *error)
     } else if (err != ENOENT && err != ENOTDIR) {
         return nvs_fail (error, NVS_STEP_PARAMS, err, PARAMS_PATH, "cannot read the driver's parameters");
     }
+    return 0;
+}
+
+int
+nvs_devtree_params (struct nvs_devtree *tree, struct nvs_error *error)
+{
+    int err;
+
+    if (tree->policy->mknod)
+        return 0;
+    if (nvs_devtree_no_files (tree, error) != 0)
+        return -1;
     if (mount (NULL, "/dev", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC, NULL) != 0) {
         err = errno;
         return nvs_fail (error, NVS_STEP_PARAMS, err, "/dev", "cannot make the private /dev read-only");

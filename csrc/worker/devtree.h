@@ -40,6 +40,13 @@ int nvs_devtree_cover (struct nvs_devtree *tree, struct nvs_error *error);
 int nvs_devtree_base (struct nvs_devtree *tree, struct nvs_error *error);
 int nvs_devtree_nvidia (struct nvs_devtree *tree, struct nvs_error *error);
 
+/* Parts of the above, for nvsandbox-run, which fills the rest differently. */
+int nvs_devtree_nodes (const struct nvs_devtree *tree, struct nvs_error *error); /* null, ..., tty, and links */
+int nvs_devtree_folder (const struct nvs_devtree *tree, const char *name, mode_t mode, struct nvs_error *error);
+int nvs_devtree_link (const struct nvs_devtree *tree, const char *name, const char *target, struct nvs_error *error);
+int nvs_devtree_bind (const struct nvs_devtree *tree, const char *name); /* of the old /dev; 0, or an errno */
+int nvs_devtree_no_files (const struct nvs_devtree *tree, struct nvs_error *error); /* ModifyDeviceFiles: 0 */
+
 /* Where NVML must not create nodes: tells it so, and makes the private /dev read-only. */
 int nvs_devtree_params (struct nvs_devtree *tree, struct nvs_error *error);
 

@@ -154,6 +154,27 @@ nvs_lockdown_bounding (void)
     return set;
 }
 
+/* What is kept must lie in the ambient set to last over execve: root's other way of getting capabilities, by its uid, is
+ * closed below. Before the securebits, which forbid to add to it. */
+static int
+keep_over_exec (uint64_t kept, struct nvs_caps *caps, struct nvs_error *error)
+{
+    int err;
+
+    caps->inheritable = kept;
+    if (nvs_sys_capset (caps) != 0) {
+        err = errno;
+        return nvs_fail (error, NVS_STEP_CAPS, err, NULL, "cannot make capabilities inheritable");
+    }
+    for (unsigned int cap = 0; cap < CAPS_IN_SETS_MAX; cap++) {
+        if ((kept & CAP_BIT (cap)) != 0 && prctl (PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0) != 0) {
+            err = errno;
+            return nvs_fail (error, NVS_STEP_CAPS, err, NULL, "cannot keep capability %u for the program", cap);
+        }
+    }
+    return 0;
+}
+
 /* Everything goes but what is kept. The bounding set and the securebits can be changed only with CAP_SETPCAP, hence
  * before capset; a worker without it has nothing that they could take away, and no_new_privs follows in any case. */
 int
@@ -173,6 +194,9 @@ nvs_lockdown_caps (struct nvs_policy *policy, struct nvs_error *error)
         err = errno;
         return nvs_fail (error, NVS_STEP_CAPS, err, NULL, "cannot clear the ambient capabilities (Linux 4.3)");
     }
+    policy->keep_caps &= caps.permitted;
+    if (policy->program && keep_over_exec (policy->keep_caps, &caps, error) != 0)
+        return -1;
     if ((caps.effective & CAP_BIT (CAP_SETPCAP)) != 0) {
         uint64_t bounding = nvs_lockdown_bounding ();
 
@@ -191,8 +215,9 @@ nvs_lockdown_caps (struct nvs_policy *policy, struct nvs_error *error)
             return nvs_fail (error, NVS_STEP_CAPS, err, NULL, "cannot set the securebits");
         }
     }
-    policy->keep_caps &= caps.permitted;
-    caps = (struct nvs_caps){ .effective = policy->keep_caps, .permitted = policy->keep_caps, .inheritable = 0 };
+    caps = (struct nvs_caps){ .effective = policy->keep_caps,
+                              .permitted = policy->keep_caps,
+                              .inheritable = policy->program ? policy->keep_caps : 0 };
     if (nvs_sys_capset (&caps) != 0) {
         err = errno;
         return nvs_fail (error, NVS_STEP_CAPS, err, NULL, "cannot drop the capabilities");
@@ -611,6 +636,9 @@ emit_allowed_devices (struct mknod_filter *filter, const struct nvs_policy *poli
     }
 }
 
+static const char filter_remedy[] = "cannot install the seccomp filter: the kernel needs CONFIG_SECCOMP_FILTER, and an "
+                                    "outer seccomp profile must allow the call seccomp";
+
 static int
 load_mknod_filter (const struct nvs_policy *policy)
 {
@@ -646,6 +674,16 @@ load_mknod_filter (const struct nvs_policy *policy)
     return nvs_sys_seccomp_filter (&program) == 0 ? 0 : -errno;
 }
 
+int
+nvs_lockdown_mknod (const struct nvs_policy *policy, struct nvs_error *error)
+{
+    int rc = load_mknod_filter (policy);
+
+    if (rc != 0)
+        return nvs_fail (error, NVS_STEP_SECCOMP, -rc, NULL, "%s", filter_remedy);
+    return 0;
+}
+
 /* Last, for the steps before need what these filters refuse. There is one thread: the filters need no synchronising,
  * and every thread that NVML and the channels start inherits them. */
 int
@@ -656,8 +694,6 @@ nvs_lockdown_seccomp (const struct nvs_policy *policy, struct nvs_error *error)
     if (rc == 0)
         rc = load_list (policy);
     if (rc != 0)
-        return nvs_fail (error, NVS_STEP_SECCOMP, -rc, NULL,
-                         "cannot install the seccomp filter: the kernel needs CONFIG_SECCOMP_FILTER, and an outer "
-                         "seccomp profile must allow the call seccomp");
+        return nvs_fail (error, NVS_STEP_SECCOMP, -rc, NULL, "%s", filter_remedy);
     return 0;
 }

@@ -23,6 +23,7 @@ struct nvs_policy {
     bool dxg;           /* WSL's misc device is registered */
     bool mknod;         /* NVML may create nodes: CAP_MKNOD is kept */
     bool landlock;      /* the worker is in a Landlock domain */
+    bool program;       /* nvsandbox-run: a program will be executed, and what is kept must last over that */
     uint64_t keep_caps; /* all the capabilities that the worker has after the lockdown */
     const struct nvs_options *options;
 };
@@ -39,6 +40,9 @@ bool nvs_policy_shows_gpu (const struct nvs_policy *policy, unsigned int minor);
 int nvs_lockdown_caps (struct nvs_policy *policy, struct nvs_error *error);
 int nvs_lockdown_no_new_privs (struct nvs_error *error);
 int nvs_lockdown_seccomp (const struct nvs_policy *policy, struct nvs_error *error);
+
+/* Of the filters the one for mknod alone: the policy's devices, and no block devices. */
+int nvs_lockdown_mknod (const struct nvs_policy *policy, struct nvs_error *error);
 
 /* The bounding set as a mask. */
 uint64_t nvs_lockdown_bounding (void);

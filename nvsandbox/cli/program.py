@@ -10,9 +10,9 @@ import click
 
 import nvsandbox
 from nvsandbox.cli import failure
-from nvsandbox.cli.doctor import doctor
 from nvsandbox.cli.nodes import nodes
 from nvsandbox.cli.query import query
+from nvsandbox.cli.run import run
 
 
 class _Program(click.Group):
@@ -39,13 +39,14 @@ def main() -> None:
       nvsandbox query --simulate h100x8        eight simulated GPUs, no driver
       nvsandbox query --driver-root /run/nvidia/driver
                                                with the driver in a container
+      nvsandbox run -- nvidia-smi              any program, with a /dev of its own
 
     \b
-    Exit status: 0; 1 NVML failed, such as without a driver; 2 wrong usage;
+    Exit status (run has its own): 0; 1 NVML failed, such as without a driver; 2 wrong usage;
     3 no sandbox could be started. NVSANDBOX_DEBUG=1 adds tracebacks to errors.
     """
 
 
 main.add_command(nodes)
 main.add_command(query)
-main.add_command(doctor)
+main.add_command(run)

@@ -20,6 +20,8 @@ IN_CI = os.environ.get("CI", "") not in ("", "0", "false")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # A /dev of its own for what may make nodes, with the few that Python needs.
+PROGRAMS = ("nvsandbox-worker", "nvsandbox-run")
+
 PRIVATE_DEV = """
 set -e
 dev=$(mktemp -d)
@@ -134,7 +136,8 @@ def check_installed(bin_folder: Path, path: str | None = None) -> None:
         bin_folder / "python", "-c", "import nvsandbox; print(nvsandbox.__path__[0])", env=env, cwd=cwd
     ).strip()
     assert Path(folder).is_relative_to(bin_folder.parent)
-    assert version in run(Path(folder, "nvsandbox-worker"), "--version", env=env, cwd=cwd)
+    for program in PROGRAMS:
+        assert version in run(Path(folder, program), "--version", env=env, cwd=cwd)
     assert version in run(bin_folder / "nvsandbox", "--version", env=env, cwd=cwd)
     unshare = ["unshare", "--mount", "--propagation", "private", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     program = (
@@ -152,7 +155,8 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     files = {name for name in archive.namelist() if name.startswith("nvsandbox/")}
     expected = {
         name for name in source_files() if name.startswith("nvsandbox/") and Path(name).name != "meson.build"
-    } | {"nvsandbox/_core.abi3.so", "nvsandbox/_fast.abi3.so", "nvsandbox/nvsandbox-worker"}
+    } | {"nvsandbox/_core.abi3.so", "nvsandbox/_fast.abi3.so"}
+    expected |= {f"nvsandbox/{program}" for program in PROGRAMS}
     built = {name for name in files - expected if name.startswith("nvsandbox/sim/")}
     assert "nvsandbox/sim/libnvidia-ml.so.1" in built
     assert all(name.endswith("/libnvidia-ml.so.1") for name in built), built
@@ -160,8 +164,9 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     others = {name.split("/")[0] for name in archive.namelist()} - {"nvsandbox"}
     assert len(others) == 1, others
     assert others.pop().endswith(".dist-info")
-    mode = archive.getinfo("nvsandbox/nvsandbox-worker").external_attr >> 16
-    assert mode & 0o111 == 0o111, oct(mode)
+    for program in PROGRAMS:
+        mode = archive.getinfo(f"nvsandbox/{program}").external_attr >> 16
+        assert mode & 0o111 == 0o111, oct(mode)
 
 
 def test_the_wheel_is_for_the_stable_abi_of_linux(wheel: Path) -> None:

@@ -26,7 +26,7 @@ def python(code: str, folder: Path, **environment: str) -> subprocess.CompletedP
 def test_a_source_folder_that_is_not_built_says_so(tmp_path: Path) -> None:
     """As it is found by a Python that is started in a fresh clone."""
     package = tmp_path / "nvsandbox"
-    built = shutil.ignore_patterns("*.so", "sim", "nvsandbox-worker", "__pycache__")
+    built = shutil.ignore_patterns("*.so", "sim", "nvsandbox-worker", "nvsandbox-run", "__pycache__")
     shutil.copytree(Path(nvsandbox.__file__).parent, package, ignore=built)
     done = python("import nvsandbox", tmp_path)
     assert done.returncode == 1

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nvsandbox-run PLAN FILE ARGV0 ARGUMENT...: what `nvsandbox run` executes in its own place. It reads the plan from that
+ * descriptor (protocol.h), isolates itself, and executes FILE. No process is in between: who started nvsandbox has the
+ * program itself, with its signals, its terminal and its exit status.
+ *
+ * What it changes of itself for its own work it puts back before that: umask, limit of descriptors, parent-death signal.
+ * All descriptors of its own are closed by execve.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "ladder.h"
+#include "parent.h"
+#include "plan.h"
+#include "say.h"
+
+#define ARGUMENTS_MIN 4
+
+static __attribute__ ((noreturn)) void
+fail (const struct nvs_plan *plan, const char *before, const struct nvs_error *error)
+{
+    char text[1024];
+    char all[4096];
+
+    nvs_say_text (error, text, sizeof text);
+    (void)snprintf (all, sizeof all, "%s%s", before, text);
+    nvs_say (all, before[0] != '\0' ? "SandboxUnavailable" : "SandboxStartError", NVS_EXIT_FAILED,
+             (plan->run.flags & NVS_RUN_JSON) != 0);
+    _exit (NVS_EXIT_FAILED);
+}
+
+static int
+number (const char *text)
+{
+    char *end;
+    long value = strtol (text, &end, 10);
+
+    return *end == '\0' && end != text && value >= 0 && value < 1 << 30 ? (int)value : -1;
+}
+
+/* As execvp: a file that is executable, and that the kernel does not know, is a script without #! for the shell. */
+static int
+execute (const char *file, char **argv, char **environment)
+{
+    size_t count = 0;
+    char **with_shell;
+
+    (void)execve (file, argv, environment);
+    if (errno != ENOEXEC)
+        return errno;
+    while (argv[count] != NULL)
+        count++;
+    with_shell = calloc (count + 2, sizeof *with_shell);
+    if (with_shell == NULL)
+        return ENOMEM;
+    with_shell[0] = (char *)"sh";
+    with_shell[1] = (char *)file;
+    if (count > 1)
+        memcpy (with_shell + 2, argv + 1, (count - 1) * sizeof *argv);
+    (void)execve ("/bin/sh", with_shell, environment);
+    return errno;
+}
+
+static const char *
+exec_reason (int err)
+{
+    switch (err) {
+    case ENOENT: return "it, or the interpreter that it names, does not exist (in the private /dev, if it is there)";
+    case EACCES: return "it is not executable";
+    case E2BIG: return "the arguments and the environment together are too long";
+    default: return strerror (err);
+    }
+}
+
+static int
+become (const struct nvs_plan *plan, const char *file, char **argv, char **environment)
+{
+    int err = execute (file, argv, environment);
+    int status = err == ENOENT || err == ENOTDIR ? NVS_EXIT_NOT_FOUND : NVS_EXIT_CANNOT_RUN;
+    char text[1024];
+
+    (void)snprintf (text, sizeof text, "cannot run %s: %s", file, exec_reason (err));
+    nvs_say (text, "CommandError", status, (plan->run.flags & NVS_RUN_JSON) != 0);
+    return status;
+}
+
+/* A new user namespace can clear it, as any change of credentials that the kernel takes for a gain. */
+static int
+death_signal (void)
+{
+    int value = 0;
+
+    return prctl (PR_GET_PDEATHSIG, &value, 0, 0, 0) == 0 ? value : 0;
+}
+
+int
+main (int argc, char **argv)
+{
+    static struct nvs_plan plan = { .run = { .report = -1 } };
+    struct nvs_error error = { .step = NVS_STEP_NONE };
+    char why[3072] = "";
+    char **environment;
+    enum nvs_isolation step;
+    struct rlimit descriptors;
+    struct rlimit raised;
+    const int death = death_signal ();
+    int folder = -1;
+
+    if (argc == 2 && strcmp (argv[1], "--version") == 0) {
+        (void)printf ("nvsandbox-run %s (protocol %u)\n", NVSANDBOX_VERSION, NVS_PROTOCOL_VERSION);
+        return 0;
+    }
+    if (argc < ARGUMENTS_MIN) {
+        (void)fprintf (stderr, "nvsandbox: nvsandbox-run is started by `nvsandbox run`, not by hand\n");
+        return NVS_EXIT_FAILED;
+    }
+    if (nvs_plan_read (&plan, number (argv[1]), &error) != 0)
+        fail (&plan, "", &error);
+    if (plan.run.report >= 0 && fcntl (plan.run.report, F_SETFD, FD_CLOEXEC) != 0)
+        fail (&plan, "", (nvs_fail (&error, NVS_STEP_HELLO, errno, NULL, "there is no parent to report to"), &error));
+    if ((environment = nvs_plan_environment (&plan)) == NULL)
+        fail (&plan, "", (nvs_fail (&error, NVS_STEP_HELLO, ENOMEM, NULL, "no memory for the environment"), &error));
+
+    /* The program may have a limit that leaves us nothing to work with. */
+    if (getrlimit (RLIMIT_NOFILE, &descriptors) == 0) {
+        raised = (struct rlimit){ .rlim_cur = descriptors.rlim_max, .rlim_max = descriptors.rlim_max };
+        (void)setrlimit (RLIMIT_NOFILE, &raised);
+    }
+    step = nvs_ladder_choose (&plan, why, sizeof why, &error);
+    if (step == 0)
+        fail (&plan, "", &error);
+    if (nvs_ladder_climb (&plan, step, &folder, &error) != 0) {
+        if (why[0] != '\0')
+            (void)snprintf (why + strlen (why), sizeof why - strlen (why), "%s: ", nvs_ladder_name (step));
+        fail (&plan, why, &error);
+    }
+    if ((plan.run.flags & NVS_RUN_DEBUG) != 0)
+        (void)fprintf (stderr, "nvsandbox: isolation %s%s%s\n", nvs_ladder_name (step), why[0] != '\0' ? "; not " : "",
+                       why);
+    if (plan.run.report >= 0 && nvs_parent_tell (plan.run.report, step, folder, &error) != 0)
+        fail (&plan, "", &error);
+
+    (void)setrlimit (RLIMIT_NOFILE, &descriptors);
+    if (death != 0)
+        (void)prctl (PR_SET_PDEATHSIG, death, 0, 0, 0);
+    return become (&plan, argv[2], argv + 3, environment);
+}

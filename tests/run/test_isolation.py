@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program has at each step of the ladder, and that the host's /dev stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from .conftest import Run
+
+NODE = "mknod -m 666 /dev/nvidiactl c 195 255"
+
+
+def test_its_nodes_are_its_own(run: Run) -> None:
+    done = run("--", "sh", "-c", f"{NODE} && stat -c %t:%T:%a /dev/nvidiactl")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "c3:ff:666\n", "")
+    assert not os.path.exists("/dev/nvidiactl")
+
+
+def test_it_keeps_its_privileges(run: Run) -> None:
+    facts = "grep -E '^(Cap|NoNewPrivs|Seccomp:|Uid|Gid|Groups)' /proc/self/status"
+    inside = run("--", "sh", "-c", facts).stdout
+    here = subprocess.run(["sh", "-c", facts], check=True, capture_output=True, text=True).stdout
+    assert inside == here
+
+
+@pytest.mark.parametrize("step", ["--user", "--guard", "--lockdown"])
+def test_it_has_none_otherwise(run: Run, step: str) -> None:
+    done = run(step, "--", "sh", "-c", f"{NODE}; grep -E '^(Cap...|NoNewPrivs):' /proc/self/status")
+    assert "not permitted" in done.stderr
+    assert done.stdout.split() == [
+        *("CapInh:", "0" * 16, "CapPrm:", "0" * 16, "CapEff:", "0" * 16, "CapBnd:", "0" * 16, "CapAmb:", "0" * 16),
+        *("NoNewPrivs:", "1"),
+    ]
+
+
+def test_report(run: Run) -> None:
+    script = f"{NODE}; mkdir /dev/d; ln -s ../nvidiactl /dev/char/195:255; rm /dev/full; chmod 600 /dev/zero; exit 3"
+    done = run("--report", "--json", "--", "sh", "-c", script)
+    assert done.returncode == 3
+    report = json.loads(done.stderr)
+    created = {entry["path"]: (entry["type"], entry["major"], entry["minor"], entry["mode"], entry["target"])
+               for entry in report["created"]}  # fmt: skip
+    assert created == {
+        "/dev/nvidiactl": ("character device", 195, 255, "0666", None),
+        "/dev/d": ("folder", None, None, "0755", None),
+        "/dev/char/195:255": ("link", None, None, "0777", "../nvidiactl"),
+    }
+    assert [entry["path"] for entry in report["removed"]] == ["/dev/full"]
+    [changed] = report["changed"]
+    assert (changed["path"], changed["before"]["mode"], changed["after"]["mode"]) == ("/dev/zero", "0666", "0600")
+    assert (report["isolation"], report["exit_code"], report["signal"]) == ("mount", 3, None)
