@@ -112,6 +112,15 @@ class Lane:
         return self._closed or bool(lib.nvs_lane_taken(self._lane))
 
     @property
+    def waits(self) -> dict[str, int]:
+        """How this thread has waited for replies, after the first few microseconds: ``sleeps``, ``looks``, and of those
+        ``futile`` and ``hopeless`` ones; see csrc/core/core.h."""
+        found = ffi.new("struct nvs_waits *")
+        if not self._closed:
+            lib.nvs_lane_waits(self._lane, found)
+        return {name: int(getattr(found, name)) for name in ("sleeps", "looks", "futile", "hopeless")}
+
+    @property
     def worker(self) -> Worker | None:
         """The worker at the other end, as long as anybody knows it."""
         return self._worker()

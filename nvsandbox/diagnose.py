@@ -20,6 +20,11 @@ _REASONS = {
 }
 
 
+def reason(err: int) -> str:
+    """Why opening a node fails with this error number, and what to do."""
+    return _REASONS.get(err, os.strerror(err))
+
+
 def _registered_majors() -> set[int]:
     """The majors of NVIDIA's character devices, from ``/proc/devices``."""
     majors = set()
@@ -53,6 +58,5 @@ def unusable_nodes(pid: int, nodes: Iterable[tuple[str, int]]) -> list[str]:
             except OSError as error:
                 err = error.errno or errno.EIO
         if err:
-            reason = _REASONS.get(err, os.strerror(err))
-            found.append(f"{path} cannot be opened ({errno.errorcode.get(err, err)}): {reason}")
+            found.append(f"{path} cannot be opened ({errno.errorcode.get(err, err)}): {reason(err)}")
     return found

@@ -193,5 +193,13 @@ void nvs_lane_leave (struct nvs_caller_lane *lane);
 int nvs_lane_answered (const struct nvs_caller_lane *lane);
 int nvs_lane_busy (const struct nvs_caller_lane *lane);
 int nvs_lane_taken (const struct nvs_caller_lane *lane);
+
+struct nvs_waits {
+    uint64_t sleeps;
+    uint64_t looks;
+    uint64_t futile;
+    uint64_t hopeless;
+};
+void nvs_lane_waits (const struct nvs_caller_lane *lane, struct nvs_waits *waits);
 void nvs_lane_close (struct nvs_caller_lane *lane, int forked);
 void nvs_lane_free (struct nvs_caller_lane *lane, int forked);

@@ -19,7 +19,7 @@
 /* Starts `path` with the environment `envp` and `control` as its NVS_CONTROL_FD; its process id in *pid. */
 int nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struct nvs_error *error);
 
-/* lane.c */
+/* lane.c, wait.c */
 
 struct nvs_caller_lane;
 
@@ -64,7 +64,38 @@ int nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns);
 int nvs_lane_sleep (struct nvs_caller_lane *lane, int64_t wait_ns);
 uint32_t nvs_lane_reply_length (const struct nvs_caller_lane *lane);
 
-/* Both in one. */
+/* How long a function usually takes to answer, as far as waiting goes. All zero at first. */
+struct nvs_pace {
+    int64_t usual_ns;
+    uint32_t hold;    /* so many calls do not look */
+    uint32_t penalty; /* so many it was after the last look that was of no use */
+};
+
+/* How many calls of a session wait now, and with how many at most looking makes sense. */
+struct nvs_crowd {
+    _Atomic int waiting;
+    int looking_max;
+};
+
+/* How a lane's caller has waited, after the first few microseconds. */
+struct nvs_waits {
+    uint64_t sleeps;
+    uint64_t looks;
+    uint64_t futile;   /* of them: no reply in that time */
+    uint64_t hopeless; /* of them: ended at once, for the worker had no CPU, or too many calls waited */
+};
+
+/* Waits for the reply, looking and sleeping, at most `wait_ns` and no longer than until a signal arrives: 1 if it is there.
+ * Learns from it how long the function takes; `since` is when the request was sent, by CLOCK_MONOTONIC in nanoseconds. */
+int nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_crowd *crowd, int64_t since,
+                    int64_t wait_ns);
+
+void nvs_lane_waits (const struct nvs_caller_lane *lane, struct nvs_waits *waits);
+
+/* Half of the CPUs that this thread may run on, 0 with one: so many may look, for at the other end as many work. */
+int nvs_looking_max (void);
+
+/* Both in one: nvs_lane_submit and nvs_lane_wait. */
 int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, int64_t wait_ns, void *reply,
                    size_t capacity, uint32_t *reply_length);
 

@@ -135,6 +135,7 @@ typedef struct {
     unsigned long long errors;
     unsigned long long look_every; /* every so many calls one goes the slow way; 0: none has to */
     unsigned long long since_look;
+    struct nvs_crowd crowd;
     int suspended;     /* deadlines are open: calls have other limits than the session's */
     PyObject *waiting; /* waiting (owner, name, seconds): raises if waiting is of no more use */
     PyObject *abandon; /* abandon (owner[, name]): this lane is in the middle of something and never used again;
@@ -207,6 +208,7 @@ link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL)
         return NULL;
     self->epoch = ++last_epoch;
+    self->crowd.looking_max = nvs_looking_max ();
     Py_INCREF (waiting);
     self->waiting = waiting;
     Py_INCREF (abandon);
@@ -341,6 +343,7 @@ typedef struct {
     unsigned long long serial; /* of the worker whose function number is in the plans */
     int plain; /* 0: an attribute was set, such as restype, or the block has ended: the slow way for good */
     int learned;
+    struct nvs_pace pace;
     int plans_count;
     struct plan *plans[PLANS_MAX]; /* the last that fitted is the first */
 } function_t;
@@ -528,9 +531,12 @@ now_ns (void)
 static int
 await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane)
 {
+    struct nvs_crowd *crowd = &self->link->crowd;
+    struct nvs_pace pace;
     int64_t start;
 
-    if (nvs_lane_spin (lane, SPIN_LOCKED_NS))
+    /* Not for a function that is known to take longer: others may want the interpreter. */
+    if (self->pace.usual_ns < SPIN_LOCKED_NS && nvs_lane_spin (lane, SPIN_LOCKED_NS))
         return 0;
     start = now_ns ();
     for (;;) {
@@ -539,9 +545,13 @@ await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane)
         PyObject *go_on;
         int there;
 
+        pace = self->pace; /* our own while others run, who may call the same */
+        crowd->waiting++;
         state = PyEval_SaveThread ();
-        there = nvs_lane_sleep (lane, SLICE_NS);
+        there = nvs_lane_await (lane, &pace, crowd, start, SLICE_NS);
         PyEval_RestoreThread (state);
+        crowd->waiting--;
+        self->pace = pace;
         if (there)
             return 0;
         if (PyErr_CheckSignals () < 0)

@@ -34,6 +34,9 @@
 #define WAKE_NS       80000 /* what a sleep and a wake-up may take on a virtual machine: not the caller's doing */
 #define SPIN_LEAST    2000
 #define DRAIN_LOOK_NS 500000
+/* Between two moves of a thread to another CPU, at first and at most. */
+#define MOVE_REST     10000000
+#define MOVE_REST_MAX 1000000000
 
 struct channel {
     struct nvs_channels *owner;
@@ -44,6 +47,9 @@ struct channel {
     struct nvs_lane *lane;
     size_t size;
     int64_t spin_ns;   /* this lane's present patience */
+    bool shares;       /* the caller that was woken last waits for this CPU */
+    int64_t moved;     /* when this thread last left a CPU to its caller, */
+    int64_t move_rest; /* and how long it then stays */
     _Atomic bool busy; /* between taking a request and having answered it */
     struct nvs_buffers buffers;
 };
@@ -138,7 +144,7 @@ lane_spin (struct channel *channel, uint32_t seen, int64_t start)
     struct nvs_lane *lane = channel->lane;
     bool found = false;
 
-    if (channel->spin_ns == 0)
+    if (channel->spin_ns == 0 || channel->shares)
         return false;
     if (atomic_fetch_add_explicit (&owner->spinning, 1, memory_order_relaxed) < owner->spinning_max)
         do
@@ -178,12 +184,53 @@ lane_wait (struct channel *channel, uint32_t seen, uint32_t *number)
     return !lane_over (channel);
 }
 
+/* Off this CPU, on which the caller went to sleep and will want to go on. Where no two CPUs share a cache, as the virtual ones of some
+ * machines, the scheduler wakes a thread where it was or where its waker is, and leaves two that wake each other on one CPU for many
+ * milliseconds, while another is idle. The mask of CPUs is only borrowed: a thread of the library's choice of CPUs stays.
+ * Rarely, and each time more rarely: if it does not last, there is no other CPU to be had. */
+static void
+leave_cpu (struct channel *channel, uint32_t cpu)
+{
+    const int64_t now = now_ns ();
+    cpu_set_t before;
+    cpu_set_t rest;
+
+    if (channel->owner->spinning_max == 0 || now - channel->moved < channel->move_rest)
+        return;
+    channel->move_rest = now - channel->moved > 2 * MOVE_REST_MAX ? MOVE_REST
+                         : channel->move_rest < MOVE_REST_MAX / 2 ? 2 * channel->move_rest
+                                                                  : MOVE_REST_MAX;
+    channel->moved = now;
+    if (sched_getaffinity (0, sizeof before, &before) < 0) /* EINVAL: more than 1024 CPUs */
+        return;
+    rest = before;
+    CPU_CLR (cpu, &rest);
+    if (CPU_COUNT (&rest) > 0 && sched_setaffinity (0, sizeof rest, &rest) == 0)
+        (void)sched_setaffinity (0, sizeof before, &before);
+}
+
+/* Tells the caller that its request is being carried out, and where. */
+static void
+lane_take (struct channel *channel, uint32_t number)
+{
+    struct nvs_lane *lane = channel->lane;
+    uint32_t cpu = (uint32_t)sched_getcpu ();
+
+    if (atomic_load_explicit (&lane->caller_sleeps, memory_order_relaxed) == cpu + 1) {
+        leave_cpu (channel, cpu);
+        cpu = (uint32_t)sched_getcpu ();
+    }
+    atomic_store_explicit (&lane->worker_cpu, cpu, memory_order_relaxed);
+    atomic_store_explicit (&lane->taken, number, memory_order_release);
+}
+
 static void
 lane_answer (struct channel *channel, uint32_t number, const struct nvs_answer *answer)
 {
     const struct nvs_reply *reply = &answer->reply;
     struct nvs_lane *lane = channel->lane;
     unsigned char *to = (unsigned char *)lane + NVS_LANE_DATA;
+    uint32_t sleeper;
 
     memcpy (to, reply, sizeof *reply);
     if (reply->data_len > 0)
@@ -193,8 +240,10 @@ lane_answer (struct channel *channel, uint32_t number, const struct nvs_answer *
     atomic_store_explicit (&lane->reply_length, (uint32_t)sizeof *reply + reply->data_len + reply->strings_len,
                            memory_order_relaxed);
     atomic_store (&lane->reply, number); /* in order with the next line, as in lane_wait */
-    if (atomic_load (&lane->caller_sleeps) != 0)
+    sleeper = atomic_load (&lane->caller_sleeps);
+    if (sleeper != 0)
         futex_wake (&lane->reply);
+    channel->shares = sleeper != 0 && sleeper == (uint32_t)sched_getcpu () + 1;
 }
 
 /* The caller can write to the lane whenever it likes. Each word of it is read once, and the frame is copied before
@@ -211,7 +260,7 @@ lane_serve (struct channel *channel)
 
     while (lane_wait (channel, number, &number) && begin (channel)) {
         memset (&answer, 0, sizeof answer);
-        atomic_store_explicit (&lane->taken, number, memory_order_release);
+        lane_take (channel, number);
         length = atomic_load_explicit (&lane->request_length, memory_order_relaxed);
         if (length > capacity)
             answer.reply.status = NVS_STATUS_BAD_FRAME;

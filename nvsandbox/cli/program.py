@@ -10,6 +10,7 @@ import click
 
 import nvsandbox
 from nvsandbox.cli import failure
+from nvsandbox.cli.doctor import doctor
 from nvsandbox.cli.nodes import nodes
 from nvsandbox.cli.query import query
 from nvsandbox.cli.run import run
@@ -49,4 +50,5 @@ def main() -> None:
 
 main.add_command(nodes)
 main.add_command(query)
+main.add_command(doctor)
 main.add_command(run)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file system with one file, ``stuck``, that can be opened, and whose readers never come back: ``stuck_file.py
-FOLDER``.
+FOLDER``. With ``open`` as a second argument not even who opens it comes back.
 
 It speaks FUSE's own protocol over /dev/fuse. A request that it has taken and not answered is waited for in state D, in
 which not even SIGKILL is heard; that is how a process hangs in a driver that does not return. Prints "ready" when the
@@ -36,6 +36,8 @@ def answer(opcode: int, node: int, body: bytes) -> bytes | int | None:
         return struct.pack("<4Q2I", FILE, 0, 3600, 3600, 0, 0) + attributes(FILE)
     if opcode == GETATTR:
         return struct.pack("<Q2I", 3600, 0, 0) + attributes(node)
+    if opcode == OPEN and sys.argv[2:] == ["open"]:
+        return None
     if opcode == OPEN:
         return struct.pack("<Q2I", 1, 1, 0)  # FOPEN_DIRECT_IO: each read comes here
     if opcode in (RELEASE, FLUSH):

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What lane.c (who may use a lane, and what lies in it) and wait.c (how its caller waits) share. */
+#ifndef NVSANDBOX_CORE_LANE_H
+#define NVSANDBOX_CORE_LANE_H
+
+#include <stdbool.h>
+
+#include "core.h"
+
+#define NVS_LATE_NS \
+    100000 /* what a first short sleep is allowed: Linux lets timers be 50 us late, waking takes the rest */
+
+struct nvs_caller_lane {
+    struct nvs_lane *shared;
+    uint32_t number; /* of the last request, our own copy: what `request` holds may have been written by the worker */
+    int fd;
+    _Atomic int busy;
+    bool looks;      /* false with one CPU: the worker could not answer while we look */
+    bool woken;      /* whether the last request had to wake the worker */
+    int64_t late_ns; /* how much later than asked for a sleep ends, as seen lately */
+    struct nvs_waits waits;
+};
+
+void nvs_futex_wake (_Atomic uint32_t *word);
+
+#endif

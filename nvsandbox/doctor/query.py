@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVML itself, asked in the sandbox: what all the other checks are about."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pynvml
+
+from nvsandbox.blocks import nvml_isolated
+from nvsandbox.doctor import driver
+from nvsandbox.doctor.findings import Finding
+from nvsandbox.doctor.places import Places
+from nvsandbox.errors import LibraryNotFound, SandboxError, SandboxUnavailable
+
+
+@dataclass
+class _Answer:
+    """What a thread has found so far."""
+
+    isolation: str = ""
+    library: str = ""
+    version: str = ""
+    names: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+def _ask(options: dict[str, Any], answer: _Answer) -> None:
+    try:
+        with nvml_isolated(**options) as nvml:
+            answer.isolation, answer.library = nvml.session.isolation, nvml.session.library
+            answer.version = str(nvml.nvmlSystemGetDriverVersion())
+            for index in range(nvml.nvmlDeviceGetCount()):
+                try:
+                    name = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index))
+                    answer.names[index] = name if isinstance(name, str) else name.decode("utf-8", "replace")
+                except UnicodeDecodeError:  # garbage in a name; the GPU answers
+                    answer.names[index] = "?"
+                except pynvml.NVMLError as error:
+                    answer.failed[index] = str(error)
+    except Exception as error:
+        answer.error = error
+
+
+def query(places: Places, wait: float) -> Iterator[Finding]:
+    """Asks NVML in a sandbox for its GPUs, and waits at most `wait` seconds for the answers."""
+    simulated = places.options.simulate is not None
+    if not places.live:
+        return
+    if not simulated and not (driver.registered(places) or driver.is_wsl(places)):
+        # Not for the answer alone: NVML would have the kernel look for a module.
+        yield Finding("query.skipped", "NVML was not asked, for no driver is loaded", "see driver.not-loaded")
+        return
+    answer = _Answer()
+    options = replace(places.options, timeout=min(places.options.timeout or wait, wait), restart=False)
+    given = {key: value for key, value in vars(options).items() if value is not None}
+    # Not waited for beyond the limit: an nvmlInit may hang in the driver. The worker ends with this process.
+    thread = threading.Thread(target=_ask, args=(given, answer), name="nvsandbox-doctor", daemon=True)
+    thread.start()
+    thread.join(wait)
+    if thread.is_alive():
+        yield Finding(
+            "query.slow",
+            f"NVML has not answered within {wait:g} s",
+            "--wait 60 to wait longer; without persistence mode the start takes seconds for each GPU "
+            "(nvidia-smi -pm 1); else see the kernel log for XID errors",
+        )
+        return
+    yield from _judge(answer)
+
+
+def _judge(answer: _Answer) -> Iterator[Finding]:
+    if answer.error is not None:
+        yield Finding(
+            "query.failed",
+            f"NVML cannot be asked in the sandbox: {str(answer.error).splitlines()[0]}",
+            _remedy(answer.error),
+            facts={"type": type(answer.error).__name__},
+        )
+        return
+    for index, message in answer.failed.items():
+        yield Finding(
+            "query.gpu-failed",
+            f"GPU {index} cannot be queried: {message}",
+            "see the kernel log for XID errors of it; the others can be used",
+            about=str(index),
+        )
+    count = len(answer.names)
+    kinds = ", ".join(sorted(set(answer.names.values())))
+    yield Finding(
+        "query.works",
+        f"NVML of driver {answer.version} answers for {count} GPU{'s' * (count != 1)}"
+        + (f" ({kinds})" if kinds else "")
+        + f", isolation '{answer.isolation}'",
+        facts={
+            "isolation": answer.isolation,
+            "library": answer.library,
+            "gpus": count,
+            "driver_version": answer.version,
+        },
+    )
+
+
+def _remedy(error: BaseException) -> str:
+    if isinstance(error, SandboxUnavailable):
+        return "see isolation.none"
+    if isinstance(error, LibraryNotFound):
+        return "see library.not-found"
+    if isinstance(error, pynvml.NVMLError) and not isinstance(error, SandboxError):
+        code = int(error.value)
+        return {
+            9: "see the findings about the driver and the nodes; with a driver in a container, --driver-root",
+            18: "see library.mismatch",
+            999: "see nodes.cannot-open: as a rule a node cannot be opened",
+        }.get(code, "see the kernel log (dmesg | grep -i nvrm)")
+    return "see the error"
