@@ -35,7 +35,7 @@ build_fuzz () {
         CC=clang meson setup "$build" "$root" -Dpython=false -Dtests=true >/dev/null ||
             { cat "$build/meson-logs/meson-log.txt" >&2; return 1; }
     fi
-    ninja -C "$build" --quiet build.ninja >&2 || return 1
+    ninja -C "$build" --quiet build.ninja >/dev/null || return 1
     ninja -C "$build" -t query tests/native/fuzz/fuzz-frame >/dev/null 2>&1 || return 1
     ninja -C "$build" --quiet tests/native/fuzz/fuzz-{frame,handles,reply} >&2 || return 1
     echo "$build"

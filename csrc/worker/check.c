@@ -66,6 +66,7 @@ static int
 check_refused (int folder, mode_t type, unsigned int major_number, unsigned int minor_number, struct nvs_error *error)
 {
     static const char name[] = ".nvsandbox-check";
+    // NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions): -1 is meant
     int rc = mknodat (folder, name, type | 0600, makedev (major_number, minor_number));
     int err = errno;
 
@@ -102,6 +103,7 @@ check_landlock (struct nvs_error *error)
 static int
 check_names_refused (struct nvs_error *error)
 {
+    // NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions): -1 is meant
     if (mkdirat (-1, ".nvsandbox-check", 0700) == 0 || errno != EPERM || symlinkat ("x", -1, ".nvsandbox-check") == 0
         || errno != EPERM || openat (-1, ".nvsandbox-check", O_CREAT | O_WRONLY | O_CLOEXEC, 0600) >= 0
         || errno != EPERM)

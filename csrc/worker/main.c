@@ -77,7 +77,7 @@ close_inherited (void)
     (void)close (first); /* the listing needs one */
     listing = opendir ("/proc/self/fd");
     if (listing == NULL) {
-        for (int fd = first; fd < DESCRIPTORS_MAX; fd++)
+        for (int fd = first + 1; fd < DESCRIPTORS_MAX; fd++)
             (void)close (fd);
         return;
     }

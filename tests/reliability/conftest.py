@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,11 @@ def compile_library(readable_folder: Path, request: pytest.FixtureRequest) -> Ca
 
 @pytest.fixture
 def program() -> Callable[..., Any]:
-    """Runs Python source text as a program of its own; gives what it prints, read as JSON."""
+    """Runs Python source text as a program of its own, `under` another if need be; gives what it prints, read as
+    JSON."""
 
-    def program(source: str, *arguments: str, timeout: float = 60, **options: Any) -> Any:
-        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(source), *arguments]
+    def program(source: str, *arguments: str, timeout: float = 60, under: Sequence[str] = (), **options: Any) -> Any:
+        command = [*under, sys.executable, "-W", "ignore", "-c", textwrap.dedent(source), *arguments]
         done = subprocess.run(
             command,
             capture_output=True,

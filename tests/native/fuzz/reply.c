@@ -44,6 +44,9 @@ enum told_flags {
     SMALL = 1u << 5, /* the caller has room for `capacity` bytes only */
 };
 
+static struct nvs_pace pace;
+static struct nvs_crowd crowd = { .looking_max = 1 };
+
 /* The worker's view, and what a second thread of it needs to know. */
 static struct nvs_lane *theirs;
 static unsigned char *written;
@@ -96,6 +99,8 @@ answer (const struct told *told, const uint8_t *reply, size_t size, uint32_t len
     atomic_store (&theirs->request, told->words[0]);
     atomic_store (&theirs->closed, told->words[1]);
     atomic_store (&theirs->taken, told->words[2]);
+    atomic_store (&theirs->worker_cpu, told->words[0]);
+    atomic_store (&theirs->worker_sleeps, told->words[1]);
     atomic_store (&theirs->reply_length, length);
     atomic_store (&theirs->reply, number);
 }
@@ -154,6 +159,8 @@ short_way (struct nvs_caller_lane *lane, const uint8_t *bytes, bool answered, ui
     int32_t result = -1;
 
     check (nvs_lane_sleep (lane, 0) == answered && nvs_lane_spin (lane, 0) == answered, "answered or not");
+    check (nvs_lane_await (lane, &pace, &crowd, 0, 0) == answered,
+           "answered or not, to who looks around the usual time");
     if (answered) {
         check (nvs_lane_reply_length (lane) == length, "the length");
         kind = nvs_reply_read (nvs_lane_frame (lane), length, data_len, &result, &data);
@@ -256,7 +263,7 @@ moving (struct nvs_caller_lane *lane, struct told *told, const uint8_t *bytes, s
         if ((told->flags & SHORT_WAY) != 0) {
             uint32_t length;
 
-            (void)nvs_lane_sleep (lane, SLEEP_NS);
+            (void)nvs_lane_await (lane, &pace, &crowd, 0, SLEEP_NS);
             length = nvs_lane_reply_length (lane);
             check (length <= NVS_LANE_FRAME, "a length that the lane has no room for");
             (void)nvs_reply_read (nvs_lane_frame (lane), length, data_len, &result, &data);
