@@ -6,14 +6,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import nvsandbox
-from nvsandbox import doctor as doctor_
 from nvsandbox import options as options_
 from nvsandbox.cli import failure
+
+if TYPE_CHECKING:
+    from nvsandbox.doctor import Report
 
 EXIT_FINDINGS = 1
 
@@ -29,12 +31,10 @@ _STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
     "--wait",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True, max=3600),
-    default=doctor_.WAIT,
-    show_default=True,
-    help="How long NVML gets to answer.",
+    help="How long NVML gets to answer.  [default: 1]",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli/doctor.md describes it.")
-def doctor(as_json: bool, wait: float, **given: Any) -> None:
+def doctor(as_json: bool, wait: float | None, **given: Any) -> None:
     """Examine this machine: isolation, driver, libraries, nodes.
 
     Says which isolation is possible and what more would need, what is wrong, and what to do first. Each finding has
@@ -50,6 +50,8 @@ def doctor(as_json: bool, wait: float, **given: Any) -> None:
     Exit status: 0 fine; 1 at least one finding of severity error; 2 wrong usage;
     3 could not examine.
     """
+    from nvsandbox import doctor as doctor_  # the other commands do without
+
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -57,7 +59,7 @@ def doctor(as_json: bool, wait: float, **given: Any) -> None:
             options = options_.make({name: value for name, value in given.items() if value is not None})
         except (TypeError, ValueError) as error:
             raise click.UsageError(failure.as_options(str(error))) from error
-        report = doctor_.examine(doctor_.Places.here(options), wait)
+        report = doctor_.examine(doctor_.Places.here(options), doctor_.WAIT if wait is None else wait)
     except (click.UsageError, *failure.EXPECTED) as error:
         if as_json:
             click.echo(json.dumps(failure.as_json(error), indent=2))
@@ -76,9 +78,9 @@ def doctor(as_json: bool, wait: float, **given: Any) -> None:
     sys.exit(code)
 
 
-def report_json(report: doctor_.Report, code: int) -> dict[str, Any]:
+def report_json(report: Report, code: int) -> dict[str, Any]:
     """The object that ``--json`` prints."""
-    counts = dict.fromkeys(doctor_.SEVERITIES, 0)
+    counts = dict.fromkeys(_STYLES, 0)
     for finding in report.findings:
         counts[finding.severity] += 1
     return {
@@ -96,7 +98,7 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def _closing(report: doctor_.Report) -> list[str]:
+def _closing(report: Report) -> list[str]:
     lines = list(report.verdict.sentences)
     if report.verdict.first:
         lines.append("First:")
@@ -104,7 +106,7 @@ def _closing(report: doctor_.Report) -> list[str]:
     return [_printable(line) for line in lines]
 
 
-def _lines(report: doctor_.Report) -> None:
+def _lines(report: Report) -> None:
     width = max(len(finding.id) for finding in report.findings)
     for finding in report.findings:
         click.echo(f"{finding.severity:<7}  {finding.id:<{width}}  {_printable(finding.what)}")
@@ -115,7 +117,7 @@ def _lines(report: doctor_.Report) -> None:
         click.echo(line)
 
 
-def _table(report: doctor_.Report) -> None:
+def _table(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

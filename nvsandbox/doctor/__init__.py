@@ -46,6 +46,7 @@ _OF_THE_DRIVER: tuple[tuple[str, Check], ...] = (
     ("GPUs on the PCI bus", gpus.gpus),
     ("libraries", libraries.libraries),
     ("device nodes", nodes.nodes),
+    ("nodes of MIG instances", nodes.mig),
     ("opening device nodes", nodes.openable),
 )
 

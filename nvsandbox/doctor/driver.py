@@ -119,17 +119,25 @@ def other_roots(places: Places) -> list[str]:
 
 def where(places: Places) -> Iterator[Finding]:
     """Whether a driver lies elsewhere than it is looked for."""
-    if places.options.library is not None or any(
+    has_library = places.options.library is not None or any(
         os.path.isabs(path) for path in roots.library_candidates(places.driver_root)[0]
-    ):
-        return
+    )
     for path in other_roots(places):
-        yield Finding(
-            "driver.other-root",
-            f"the driver root {places.options.driver_root} has no library, and there is a driver under {path}",
-            f"--driver-root {path}, or NVIDIA_DRIVER_ROOT={path}",
-            about=path,
-        )
+        do = f"--driver-root {path}, or NVIDIA_DRIVER_ROOT={path}"
+        if has_library:
+            yield Finding(
+                "driver.in-container",
+                f"there is a driver's tree under {path} as well",
+                f"{do}, if that is the driver that is loaded",
+                about=path,
+            )
+        else:
+            yield Finding(
+                "driver.other-root",
+                f"the driver root {places.options.driver_root} has no library, and there is a driver under {path}",
+                do,
+                about=path,
+            )
 
 
 def fabric_manager(places: Places) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ CATALOGUE: dict[str, str] = {
     "driver.wsl": "info",
     "driver.creates-nodes": "info",
     "driver.setuid-modprobe": "info",
+    "driver.in-container": "info",
     "driver.other-root": "warning",
     "driver.fabric-manager": "warning",
     "gpu.all-driven": "ok",
@@ -64,6 +65,7 @@ CATALOGUE: dict[str, str] = {
     "nodes.clean": "ok",
     "nodes.unwanted": "warning",
     "nodes.wrong": "warning",
+    "nodes.no-mig": "warning",
     "nodes.cannot-open": "error",
     "nodes.hang": "error",
     # nvsandbox itself

@@ -43,18 +43,26 @@ _MEANING = {
 
 def _needed(step: str, error: SandboxStartError, places: Places) -> str:
     """The least that would make a step possible."""
-    if step == "mount" and not privileges.may_mount(places):
-        return "CAP_SYS_ADMIN (run as root; podman, docker: --cap-add SYS_ADMIN; a pod: capabilities.add: [SYS_ADMIN])"
-    if step == "mount" and error.errno in (errno.EPERM, errno.EACCES):
-        return "a seccomp profile and an AppArmor or SELinux policy that let CAP_SYS_ADMIN unshare and mount"
+    refused = error.errno in (errno.EPERM, errno.EACCES)
+    if step == "mount":
+        if not privileges.may_mount(places):
+            return (
+                "CAP_SYS_ADMIN (run as root; podman, docker: --cap-add SYS_ADMIN; a pod: capabilities.add: [SYS_ADMIN])"
+            )
+        if refused:
+            return "a seccomp profile and an AppArmor or SELinux policy that let CAP_SYS_ADMIN unshare and mount"
     if step == "user":
         for finding in privileges.user_namespaces(places):
             return finding.do
-        if error.errno in (errno.EPERM, errno.EACCES):
+        if error.step == "id map" and privileges.is_root_without_setfcap(places):
+            return "CAP_SETFCAP, without which root cannot be mapped (since Linux 5.12), or another user than root"
+        if refused and error.step == "user namespace":
             return "a seccomp profile that allows unshare (in containers), and a root folder that is no chroot"
-    if step == "guard":
-        return "the seccomp system call, which this system or a filter refuses"
-    return "see the reason"
+        if refused:
+            return "an AppArmor or SELinux policy that allows mounts in user namespaces"
+    if step == "guard" and error.step == "seccomp":
+        return "the seccomp system call, which this kernel or a filter refuses"
+    return "that this step succeeds: see the reason"
 
 
 def tried(places: Places, attempt: Callable[[Options, str], SandboxStartError | None] = attempt) -> Iterator[Finding]:

@@ -110,10 +110,11 @@ def in_path(places: Places) -> list[str]:
     return [path for path in paths if os.path.exists(path)]
 
 
-def _alternatives(file: File, root: str) -> str:
-    """Through which of a distribution's alternatives a file is reached, "" for none."""
-    folder = os.path.join(root, "etc/alternatives")
-    return "by the distribution's alternatives" if os.path.isdir(folder) and "/nvidia/current" in file.real else ""
+def _alternatives(file: File, places: Places) -> str:
+    """Whether a file is reached through a distribution's alternatives, as a piece of a sentence."""
+    folder = os.path.join(places.driver_root, "etc/alternatives")
+    by_them = places.options.library is None and os.path.isdir(folder) and "/nvidia/current" in file.real
+    return ", by the distribution's alternatives" if by_them else ""
 
 
 def libraries(places: Places) -> Iterator[Finding]:
@@ -130,23 +131,21 @@ def libraries(places: Places) -> Iterator[Finding]:
                 about=file.path,
             )
     if not good:
-        if not (driver.is_wsl(places) and files):
-            yield Finding(
-                "library.not-found",
-                f"there is no usable {roots.LIBRARY} "
-                + (
-                    f"at --library {places.options.library}"
-                    if places.options.library is not None
-                    else f"under the driver root {places.options.driver_root}"
-                ),
-                _how_to_find(places),
-            )
+        yield Finding(
+            "library.not-found",
+            f"there is no usable {roots.LIBRARY} "
+            + (
+                f"at --library {places.options.library}"
+                if places.options.library is not None
+                else f"under the driver root {places.options.driver_root}"
+            ),
+            _how_to_find(places),
+        )
         return
     first = good[0]
     yield Finding(
         "library.found",
-        f"{first.path}, version {first.version or 'unknown'}"
-        + (f", {via}" if (via := _alternatives(first, places.driver_root)) else ""),
+        f"{first.path}, version {first.version or 'unknown'}{_alternatives(first, places)}",
         about=first.path,
         facts={"path": first.path, "version": first.version, "others": [file.path for file in good[1:]]},
     )

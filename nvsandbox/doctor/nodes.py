@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 
 from nvsandbox import diagnose, driverfacts, hostnodes
+from nvsandbox.doctor import system
 from nvsandbox.doctor.findings import Finding
 from nvsandbox.doctor.places import Places
 
@@ -67,7 +68,8 @@ def nodes(places: Places) -> Iterator[Finding]:
             for finding in node.findings
             if finding.severity != "info" and (not finding.unwanted or survey.dev != places.dev)
         ]
-        wrong += [("", finding) for finding in survey.missing if finding.severity != "info"]
+        if not system.container_kind(places):  # which may have been given some of the GPUs
+            wrong += [("", finding) for finding in survey.missing if finding.severity != "info"]
         if wrong:
             clean = False
             path, first = wrong[0]
@@ -84,6 +86,28 @@ def nodes(places: Places) -> Iterator[Finding]:
             "nodes.clean",
             f"{count} of NVIDIA's nodes and links, all as they should be" if count else "no NVIDIA nodes in /dev",
             facts={"nodes": count},
+        )
+
+
+def mig(places: Places) -> Iterator[Finding]:
+    """MIG instances whose capability nodes are missing where NVML may not make them."""
+    survey = surveys(places)[-1]
+    if survey.driver.modify_device_files is not False:
+        return
+    there = {node.path for node in survey.nodes}
+    absent = [
+        capability.path
+        for minor, capability in sorted(survey.driver.capabilities.items())
+        if "/gi" in capability.path and f"nvidia-caps/nvidia-cap{minor}" not in there
+    ]
+    if absent:
+        more = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
+        yield Finding(
+            "nodes.no-mig",
+            f"the nodes of MIG instances are missing in {survey.dev}/nvidia-caps: {absent[0]}{more}",
+            "make them with nvidia-modprobe -f, or give the container the MIG devices that it is to see",
+            about=survey.dev,
+            facts={"capabilities": absent},
         )
 
 

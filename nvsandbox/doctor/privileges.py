@@ -9,6 +9,7 @@ from nvsandbox.doctor.findings import Finding
 from nvsandbox.doctor.places import Places, fields, read
 from nvsandbox.isolation import CAP_MKNOD, CAP_SYS_ADMIN
 
+_CAP_SETFCAP = 31
 _SECURE_NOROOT = 1  # the first bit of securebits: an execve as root gives no capabilities; capabilities(7)
 
 
@@ -26,6 +27,12 @@ def _sets(lines: dict[str, str]) -> dict[str, int]:
 def may_mount(places: Places) -> bool:
     """Whether this process has CAP_SYS_ADMIN."""
     return bool(_sets(status(places)).get("effective", 0) >> CAP_SYS_ADMIN & 1)
+
+
+def is_root_without_setfcap(places: Places) -> bool:
+    """Whether this is root, and may not map itself into a user namespace; user_namespaces(7)."""
+    lines = status(places)
+    return lines.get("Uid", "").startswith("0") and not _sets(lines).get("effective", 0) >> _CAP_SETFCAP & 1
 
 
 def _how_to_get(sets: dict[str, int], uid: int, capability: int, name: str) -> str:

@@ -30,7 +30,7 @@ _ORDER = (
 # What another finding already says, better.
 _FOLLOWS = {
     "query.failed": ("isolation.none", "library.not-found", "library.mismatch", "nodes.cannot-open", "package.worker"),
-    "library.not-found": ("driver.other-root",),
+    "library.not-found": ("driver.other-root", "driver.not-loaded"),
     "isolation.none": ("package.worker", "package.mixed"),
     "gpu.none": ("driver.not-loaded",),
 }
@@ -83,12 +83,17 @@ def _sentences(
         said.append("Isolation: none is possible here.")
     if can_query is not None:
         works = next((finding.what for finding in findings if finding.id == "query.works"), "")
-        said.append(f"GPUs: {works}." if can_query else "GPUs: cannot be queried.")
+        said.append(f"GPUs: {works}." if can_query else f"GPUs: cannot be queried{_because(findings)}.")
     elif "query.slow" in ids:
         said.append("GPUs: NVML had not answered when this ended.")
     if clean is not None:
         said.append("/dev: no NVIDIA node is there that should not be." if clean else "/dev: NVIDIA nodes pollute it.")
     return said
+
+
+def _because(findings: Sequence[Finding]) -> str:
+    errors = [finding.id for finding in findings if finding.severity == "error" and finding.id in _ORDER]
+    return f" ({min(errors, key=_ORDER.index)})" if errors else ""
 
 
 def _first(findings: Sequence[Finding]) -> tuple[str, ...]:

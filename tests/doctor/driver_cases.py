@@ -74,6 +74,11 @@ def other_root(machine: Any) -> list[Finding]:
     return found
 
 
+@case("driver.in-container")
+def another_tree(machine: Any) -> None:
+    machine.library("run/nvidia/driver/usr/lib64/libnvidia-ml.so.1", inside="550.54.15")
+
+
 @case("driver.fabric-manager")
 def fabric_manager(machine: Any) -> list[Finding]:
     machine.file("proc/driver/nvidia-nvswitch/devices/0000:05:00.0", "")
@@ -219,4 +224,19 @@ def wrong(machine: Any) -> list[Finding]:
     machine.options["dev_root"] = str(machine.folder / "driver")
     found = found_in(machine)
     assert verdict(found).dev_is_clean is True
+    return found
+
+
+@case("nodes.no-mig")
+def no_mig(machine: Any) -> list[Finding]:
+    machine.node("dev/nvidiactl", 195, 255)
+    machine.node("dev/nvidia0", 195, 0)
+    text = "DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+    machine.file("proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", text)
+    assert "nodes.no-mig" not in {finding.id for finding in found_in(machine)}
+    machine.file("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")
+    found = found_in(machine)
+    assert only(found, "nodes.no-mig").facts == {"capabilities": ["gpu0/mig/gi1/access"]}
+    machine.node("dev/nvidia-caps/nvidia-cap12", 510, 12, 0o444)
+    assert "nodes.no-mig" not in {finding.id for finding in found_in(machine)}
     return found

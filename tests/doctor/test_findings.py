@@ -59,7 +59,18 @@ def test_what_explains_most_is_what_to_do_first(machine: Any) -> None:
     report = doctor.examine(machine.places())
     assert report.severity == "error"
     said = [line.partition(":")[0] for line in report.verdict.first]
-    assert said == ["driver.not-loaded", "library.not-found", "nodes.unwanted"]
+    assert said == ["driver.not-loaded", "nodes.unwanted"]
+
+
+def test_a_container_may_have_some_of_the_gpus(machine: Any) -> None:
+    """The driver lists all of them there, and forbids NVML to make the others' nodes."""
+    machine.file("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")
+    machine.gpu("0000:66:00.0", 1)
+    machine.node("dev/nvidiactl", 195, 255)
+    machine.node("dev/nvidia1", 195, 1)
+    assert "nodes.wrong" in {finding.id for finding in found_in(machine)}
+    machine.changed["environment"] = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert "nodes.wrong" not in {finding.id for finding in found_in(machine)}
 
 
 def test_no_node_is_opened_without_a_driver(machine: Any) -> None:

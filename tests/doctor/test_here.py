@@ -165,6 +165,7 @@ def test_no_capability_in_the_bounding_set() -> None:
     assert "--cap-add SYS_ADMIN" in found["isolation.no-cap-sys-admin"][0]["do"]
     refused = {finding["about"]: finding for finding in found["isolation.refused"]}
     assert "CAP_SYS_ADMIN" in refused["mount"]["do"]
+    assert "CAP_SETFCAP" in refused["user"]["do"]  # root cannot map itself without
 
 
 def test_no_new_privs() -> None:
