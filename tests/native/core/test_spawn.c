@@ -110,7 +110,9 @@ main (int argc, char **argv)
         return 1;
     }
     test_start (argv[1]);
-    test_failures (argv[1]);
+    /* There a vfork is a fork, and the child cannot tell its parent that nothing came of it. */
+    if (!tap_under_valgrind ())
+        test_failures (argv[1]);
     test_numbers (argv[1]);
     return tap_done ();
 }

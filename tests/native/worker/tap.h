@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int tap_number;
@@ -64,6 +65,14 @@ tap_contains (const char *got, const char *part, const char *file, int line, con
 #define CONTAINS(got, part)  tap_contains ((got), (part), __FILE__, __LINE__, #got " has " #part)
 #define TRUE(condition)      tap_result ((condition) != 0, __FILE__, __LINE__, #condition)
 #define TRUE_FOR(condition, why) tap_result ((condition) != 0, __FILE__, __LINE__, (why))
+
+static inline int
+tap_under_valgrind (void)
+{
+    const char *preload = getenv ("LD_PRELOAD");
+
+    return preload != NULL && strstr (preload, "/valgrind/") != NULL;
+}
 
 static inline int
 tap_done (void)
