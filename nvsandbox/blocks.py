@@ -9,10 +9,11 @@ import logging
 import os
 import threading
 import types
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from nvsandbox import options as options_
-from nvsandbox.bindings import Library, namespace
+from nvsandbox.bindings import Library, bind, draft
 from nvsandbox.options import Options
 from nvsandbox.routing import Route
 from nvsandbox.session import NVMLSession
@@ -21,7 +22,8 @@ from nvsandbox.sharing import registry
 _log = logging.getLogger("nvsandbox")
 
 
-def _acquire(options: Options) -> NVMLSession:
+def _acquire(options: Options, meanwhile: Callable[[], None]) -> NVMLSession:
+    """The session with these options, or a new one. `meanwhile` is called while its worker starts."""
     with registry.lock:
         starting = registry.starting.setdefault(options, threading.Lock())
     # A start may take a minute: blocks with other options do not wait for it.
@@ -31,7 +33,7 @@ def _acquire(options: Options) -> NVMLSession:
             if session is not None:
                 session._users += 1
                 return session
-        session = NVMLSession(options)
+        session = NVMLSession(options, meanwhile)
         with registry.lock:
             session._users = 1
             registry.sessions[options] = session
@@ -94,10 +96,12 @@ class nvml_isolated:  # noqa: N801 - used as a function
         self._open: list[tuple[NVMLSession, Library, Route]] = []
 
     def __enter__(self) -> NVML:
-        session = _acquire(self._options)
+        # Made while the worker starts: it takes half as long as that.
+        drafts: list[types.ModuleType] = []
+        session = _acquire(self._options, lambda: drafts.append(draft()))
         try:
             library = Library(session, session.link)
-            nvml: types.ModuleType = namespace(library, session)
+            nvml = bind(drafts[0] if drafts else draft(), library, session)
             route = Route(library)
             route.open()
         except BaseException:

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from nvsandbox import packets, roots, simulate
-from nvsandbox._core import lib
+from nvsandbox._core import ffi, lib
 from nvsandbox.errors import LibraryNotFound, SandboxStartError
 from nvsandbox.native import text
 from nvsandbox.options import Options
@@ -80,27 +80,32 @@ def check_version(report: Any) -> None:
         )
 
 
+_TMPFS_MAGIC = 0x01021994  # linux/magic.h
+
+
 def verify(report: Any, pid: int, isolation: str) -> None:
     """The parent's own proof of the isolation, from the kernel and not from the worker: another mount namespace
-    than ours, a tmpfs on its /dev, no_new_privs and seccomp."""
+    than ours, a tmpfs of its own on its /dev, no_new_privs and seccomp."""
     status = _status(pid)
     # Without a /proc that knows the worker there is its word alone, which is enough for guard and no more.
-    own_proc = status.get("PPid") == str(os.getpid())
+    own_proc = status.get(b"PPid") == str(os.getpid()).encode()
     if isolation != "guard":
         _verify_namespace(pid, own_proc)
     if (
         report.seccomp_mode != 2
         or report.no_new_privs != 1
-        or (own_proc and (status.get("NoNewPrivs", "1"), status.get("Seccomp", "2")) != ("1", "2"))
+        or (own_proc and (status.get(b"NoNewPrivs", b"1"), status.get(b"Seccomp", b"2")) != (b"1", b"2"))
     ):
         raise SandboxStartError("verification", 0, "", "the worker runs without seccomp or no_new_privs")
 
 
 def _verify_namespace(pid: int, own_proc: bool) -> None:
+    dev = f"/proc/{pid}/root/dev"  # as a path of the worker's leads there
     try:
         theirs = os.stat(f"/proc/{pid}/ns/mnt")
         ours = os.stat("/proc/self/ns/mnt")
-        type_ = _dev_type(pid)
+        type_ = _file_system(dev)
+        own_dev = os.stat(dev).st_dev != _device("/dev")
     except OSError as error:
         raise SandboxStartError(
             "verification",
@@ -120,27 +125,35 @@ def _verify_namespace(pid: int, own_proc: bool) -> None:
         raise SandboxStartError(
             "verification", 0, f"/proc/{pid}/ns/mnt", "the worker is in this process's mount namespace"
         )
-    if type_ != "tmpfs":
+    if type_ != _TMPFS_MAGIC:
         raise SandboxStartError(
-            "verification", 0, f"/proc/{pid}/mountinfo", f"the worker's /dev is {type_}, not a tmpfs"
+            "verification", 0, dev, f"the worker's /dev is no tmpfs (its file system is of type {type_:#x})"
         )
+    if not own_dev:
+        raise SandboxStartError("verification", 0, dev, "the worker's /dev is this process's own")
 
 
-def _status(pid: int) -> dict[str, str]:
+def _status(pid: int) -> dict[bytes, bytes]:
     """What the kernel says of the worker; nothing without ``/proc``."""
     try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            lines = (file.read() or b"").splitlines()
     except OSError:
         return {}
+    return {key: value.strip() for key, _, value in (line.partition(b":") for line in lines)}
 
 
-def _dev_type(pid: int) -> str:
-    """What is mounted last on the worker's /dev."""
-    type_ = "not a mount of its own"
-    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields, _, rest = line.partition(" - ")
-            if fields.split(" ")[4] == "/dev":
-                type_ = rest.split(" ", 1)[0]
-    return type_
+def _file_system(path: str) -> int:
+    type_ = ffi.new("uint64_t *")
+    err = lib.nvs_look_file_system(os.fsencode(path), type_)
+    if err:
+        raise OSError(err, os.strerror(err), path)
+    return int(type_[0])
+
+
+def _device(path: str) -> int | None:
+    """The number of the file system that `path` is on, None if there is no such path."""
+    try:
+        return os.stat(path).st_dev
+    except OSError:
+        return None

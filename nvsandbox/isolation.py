@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from nvsandbox._core import lib
+from nvsandbox._core import ffi, lib
 
 LADDER = ("mount", "user", "guard")
 CHOICES = ("auto", *LADDER)
@@ -19,19 +19,13 @@ CAP_MKNOD = 27
 
 
 def effective_capabilities() -> int | None:
-    """This process's effective capabilities as a bit mask, or None without ``/proc``."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("CapEff:"):
-                    return int(line.split()[1], 16)
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+    """This thread's effective capabilities as a bit mask, or None where the kernel does not tell."""
+    mask = ffi.new("uint64_t *")
+    return None if lib.nvs_look_capabilities(mask) else int(mask[0])
 
 
 def has_sys_admin() -> bool:
-    """Whether this process may make mount namespaces. True where ``/proc`` does not tell: trying it does."""
+    """Whether this process may make mount namespaces. True where the kernel does not tell: trying it does."""
     mask = effective_capabilities()
     return mask is None or bool(mask >> CAP_SYS_ADMIN & 1)
 

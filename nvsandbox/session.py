@@ -76,8 +76,9 @@ class NVMLSession:
     Made by :func:`nvml_isolated`; not by hand. Its methods may be called from any thread.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, meanwhile: Callable[[], None] | None = None) -> None:
         self.options = options
+        self._meanwhile = meanwhile  # to be done while the first worker starts
         self._lock = threading.RLock()
         self._closed = False
         self._users = 0
@@ -319,9 +320,12 @@ class NVMLSession:
         return SandboxClosed("this sandbox is closed; open a new one with nvml_isolated()")
 
     def _go_on(self) -> None:
-        """Ends a start that nobody waits for any more."""
+        """Ends a start that nobody waits for any more; and does what was to be done while the worker starts."""
         if self._closed:
             raise self._is_closed()
+        if self._meanwhile is not None:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            meanwhile()
 
     def _allow_restart(self, worker: Worker) -> None:
         """Raises if there is to be no new worker after this one, or not yet."""

@@ -122,6 +122,7 @@ class Worker:
         """The order of messages, as in csrc/protocol.h. What `go_on` raises, which is called now and then, ends it."""
         deadline = time.monotonic() + control.START_LIMIT
         self.control.send(handshake.start_message(self.options, self.isolation, minors, description))
+        go_on()  # once in any case: what the caller has to do meanwhile is done by it
         report = self.control.receive(lib.NVS_MSG_ISOLATED, deadline, "isolating itself", go_on)
         handshake.check_version(report)
         handshake.verify(report, self.pid, self.isolation)

@@ -179,6 +179,9 @@ const struct nvs_core_profile *nvs_core_profile (uint32_t index);
 const struct nvs_core_option *nvs_core_option (uint32_t index);
 const struct nvs_core_mig *nvs_core_mig (uint32_t index);
 
+int nvs_look_file_system (const char *path, uint64_t *type);
+int nvs_look_capabilities (uint64_t *effective);
+
 int nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struct nvs_error *error);
 
 struct nvs_caller_lane;

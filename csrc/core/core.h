@@ -107,6 +107,13 @@ void nvs_lane_close (struct nvs_caller_lane *lane, int forked);
 /* Closes and frees. */
 void nvs_lane_free (struct nvs_caller_lane *lane, int forked);
 
+/* look.c */
+
+/* Both return 0 or an errno. The type of the file system that a path is on, as statfs(2) has it (such as TMPFS_MAGIC),
+ * and the effective capabilities of the calling thread as a mask. */
+int nvs_look_file_system (const char *path, uint64_t *type);
+int nvs_look_capabilities (uint64_t *effective);
+
 /* tables.c */
 
 const char *nvs_core_version (void);

@@ -422,7 +422,7 @@ static int
 start_watching (struct worker *worker)
 {
     static struct watch watch;
-    pthread_t thread;
+    pthread_t thread = 0;
     int err;
 
     watch = (struct watch){ .control = worker->control.socket, .signals = worker->control.signals };
@@ -565,17 +565,18 @@ static int
 run (struct worker *worker)
 {
     struct nvs_channels *channels;
+    int watching;
 
     start (worker);
     if (isolate (worker) != 0)
         fail (worker);
     report (worker, NVS_MSG_ISOLATED);
-    /* The caller checks from its side before NVIDIA's code runs; meanwhile, what that will need of ours. */
-    if (start_watching (worker) != 0)
-        fail (worker);
+    /* The caller checks from its side before NVIDIA's code runs; meanwhile, what that will need of ours. That this failed
+     * is told after GO: a worker that ends while it is looked at seems not to be isolated. */
+    watching = start_watching (worker);
     expect (worker, NVS_MSG_GO);
 
-    if (load_and_init (worker) != 0)
+    if (watching != 0 || load_and_init (worker) != 0)
         fail (worker);
     (void)eventfd_write (worker->watch_done, 1);
     channels = nvs_channels_new (&worker->library, draw_generation ());

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A program in the worker's place that does what the worker never should, by the word in FAKE. */
+#define _GNU_SOURCE
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -50,6 +53,16 @@ main (void)
     if (strcmp (mode, "huge") == 0) {
         memcpy (packet, &report, sizeof report);
         say (packet, sizeof packet);
+    }
+    /* Some of what it should have done: a namespace; with another file system on its /dev; with the right one. */
+    if (strcmp (mode, "same-dev") == 0 || strcmp (mode, "proc-dev") == 0 || strcmp (mode, "no-seccomp") == 0) {
+        if (unshare (CLONE_NEWNS) != 0 || mount (NULL, "/", NULL, MS_PRIVATE | MS_REC, NULL) != 0
+            || (strcmp (mode, "proc-dev") == 0 && mount ("proc", "/dev", "proc", 0, NULL) != 0)
+            || (strcmp (mode, "no-seccomp") == 0 && mount ("tmpfs", "/dev", "tmpfs", 0, NULL) != 0))
+            return 8;
+        report.seccomp_mode = 2;
+        report.no_new_privs = 1;
+        say (&report, sizeof report);
     }
     if (strcmp (mode, "isolated") == 0) {
         report.no_new_privs = 0;

@@ -166,6 +166,25 @@ def test_worker_that_lies(
     )
 
 
+HALF_DONE = {
+    "same-dev": "the worker's /dev is this process's own",
+    "proc-dev": "the worker's /dev is no tmpfs (its file system is of type 0x9fa0)",
+    "no-seccomp": "without seccomp or no_new_privs",
+}
+
+
+@pytest.mark.parametrize("mode", HALF_DONE)
+def test_worker_that_lies_about_the_rest(
+    replace: Callable[[Path], None], fake: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Each thing that a caller looks at is looked at by itself."""
+    monkeypatch.setenv("FAKE", mode)
+    replace(fake)
+    with pytest.raises(nvsandbox.SandboxUnavailable) as caught:
+        start(isolation="mount")
+    assert HALF_DONE[mode] in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("mode", "doing"),
     [("exit-at-once", "isolating itself"), ("exit-after-start", "isolating itself"), ("kill", "isolating itself")],
