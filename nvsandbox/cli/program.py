@@ -38,13 +38,15 @@ def main() -> None:
       nvsandbox query                          the GPUs of this machine
       nvsandbox query --json                   the same for programs
       nvsandbox query --simulate h100x8        eight simulated GPUs, no driver
+      nvsandbox doctor                         what is wrong here, and what to do
       nvsandbox query --driver-root /run/nvidia/driver
                                                with the driver in a container
       nvsandbox run -- nvidia-smi              any program, with a /dev of its own
 
     \b
-    Exit status (run has its own): 0; 1 NVML failed, such as without a driver; 2 wrong usage;
-    3 no sandbox could be started. NVSANDBOX_DEBUG=1 adds tracebacks to errors.
+    Exit status (run, nodes and doctor have their own): 0; 1 NVML failed, such as
+    without a driver; 2 wrong usage; 3 no sandbox could be started.
+    NVSANDBOX_DEBUG=1 adds tracebacks to errors.
     """
 
 

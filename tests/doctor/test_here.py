@@ -90,6 +90,12 @@ def test_wrong_usage_in_json() -> None:
     assert json.loads(result.stdout)["error"]["exit_code"] == 2
 
 
+def test_help_fits_a_terminal() -> None:
+    text = run("--help").stdout
+    assert "Examples:" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_without_proc_is_exit_status_3(host: Host) -> None:
     def doctor() -> Any:
         import subprocess
