@@ -154,6 +154,11 @@ def _make_layout(ctype: Any) -> Layout:
                 pointers += [(r, target) for run, target in inner.pointers for r in _repeat(run, offset, 1, 0)]
                 strings += [r for run in inner.strings for r in _repeat(run, offset, 1, 0)]
         if handles or pointers or strings:
+            if issubclass(ctype, ctypes.Union):
+                raise TypeError(
+                    f"{ctype.__name__}: a union with pointers in it, which may hold a number just as "
+                    f"well; NVML has none: pass the structure or pointer that is meant"
+                )
             return Layout(tuple(handles), tuple(pointers), tuple(strings))
         return _PLAIN
     if issubclass(ctype, PointerType):
@@ -552,6 +557,8 @@ class Reply:
         end = self.strings.find(b"\0", offset)
         if offset >= len(self.strings) or end < 0:
             raise BrokenReply(f"a string at {offset} of {len(self.strings)} bytes")
+        if end - offset >= lib.NVS_STRING_MAX:
+            raise BrokenReply(f"a string of {end - offset} bytes, longer than any that a worker sends")
         return self.strings[offset:end]
 
 

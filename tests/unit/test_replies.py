@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvsandbox import marshal
+from nvsandbox._core import lib
 
 
 class Frame(ctypes.Structure):
@@ -122,3 +123,11 @@ def test_pointers_of_the_caller_stay(value):
     data[place : place + 8] = value.to_bytes(8, "little")
     call.accept(marshal.parse_reply(reply(bytes(data))))
     assert ctypes.addressof(sample.samples.contents) == ctypes.addressof(samples)
+
+
+def test_a_string_is_not_longer_than_any_that_a_worker_sends():
+    """What is kept for good must not be the worker's to fill the caller's memory with."""
+    longest = b"x" * (lib.NVS_STRING_MAX - 1)
+    assert marshal.parse_reply(reply(b"", longest + b"\0")).string(0) == longest
+    with pytest.raises(marshal.BrokenReply, match="longer"):
+        marshal.parse_reply(reply(b"", b"x" + longest + b"\0")).string(0)
