@@ -10,6 +10,7 @@ import click
 
 import nvsandbox
 from nvsandbox.cli import failure
+from nvsandbox.cli.audit import audit
 from nvsandbox.cli.doctor import doctor
 from nvsandbox.cli.nodes import nodes
 from nvsandbox.cli.query import query
@@ -50,6 +51,7 @@ def main() -> None:
     """
 
 
+main.add_command(audit)
 main.add_command(nodes)
 main.add_command(query)
 main.add_command(doctor)

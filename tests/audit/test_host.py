@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nvsandbox audit --host``: what happens in a real /dev, which here is a stand-in, while others run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing import Audit
+
+
+@pytest.fixture
+def scratch() -> Any:
+    """Removes what a test makes in the stand-in."""
+    yield Path("/dev")
+    for name in ("nvidia0", "watched", "moved"):
+        path = Path("/dev", name)
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def watched(audit: Audit, script: str, *options: str, end: bool = True) -> tuple[list[dict[str, Any]], int, str]:
+    """What was told while a script ran."""
+    process = audit.start("--host", "--json", *options)
+    assert process.stderr is not None
+    said = ""
+    while "watching" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    subprocess.run(["bash", "-c", script], check=True)
+    if end:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return [json.loads(line) for line in out.splitlines()], process.returncode, said + err
+
+
+def test_each_event_with_who_it_was(audit: Audit, scratch: Path) -> None:
+    script = (
+        "mkdir /dev/watched; mknod /dev/watched/nvidia0 c 195 0; chmod 600 /dev/watched/nvidia0;"
+        "ln -s nowhere /dev/watched/link; mv /dev/watched/link /dev/moved; rm -r /dev/watched; sleep 0.3"
+    )
+    events, status, _ = watched(audit, f"exec -a culprit bash -c '{script}'")
+    assert status == 1
+    told = {(event["what"], event["path"]) for event in events}
+    assert {
+        ("created", "/dev/watched"),
+        ("created", "/dev/watched/nvidia0"),
+        ("removed", "/dev/watched/nvidia0"),
+        ("removed", "/dev/watched"),
+        ("created", "/dev/moved"),
+    } <= told
+    # Who ended at once may be unnamed; from whom it came is known.
+    for event in events:
+        if event["what"] in ("created", "removed"):
+            assert event["by"], event
+            assert any("culprit" in process["cmdline"] for process in event["by"][1:]), event
+    [node] = [event for event in events if (event["what"], event["path"]) == ("created", "/dev/watched/nvidia0")]
+    assert (node["after"]["major"], node["after"]["minor"]) == (195, 0)
+
+
+def test_a_process_that_lives_on_is_named(audit: Audit, scratch: Path) -> None:
+    events, _, _ = watched(
+        audit, "python3 -c \"import os, time; os.mknod('/dev/nvidia0', 0o20666, os.makedev(195, 0)); time.sleep(0.5)\""
+    )
+    [event] = [event for event in events if event["what"] == "created"]
+    assert event["path"] == "/dev/nvidia0"
+    assert event["by"][0]["name"].startswith("python3")
+    assert event["by"][0]["uid"] == os.geteuid()
+
+
+def test_a_limit_and_nothing_to_tell(audit: Audit) -> None:
+    events, status, said = watched(audit, "true", "--for", "0.4s", end=False)
+    assert (events, status) == ([], 0)
+    assert "for 0.4 s" in said
+
+
+def test_text_and_what_is_not_watched(audit: Audit, scratch: Path) -> None:
+    process = audit.start("--host", "--for", "1s")
+    assert process.stderr is not None
+    said = ""
+    while "watching /dev" not in said:
+        said += process.stderr.readline()
+    (scratch / "watched").mkdir()
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "created /dev/watched: folder" in out
+    assert f"[{os.getpid()}]" in out
+    assert out.splitlines()[-1] == "-- 1 change in /dev"
+    assert "/dev/shm is a file system of its own and is not watched" in said
+
+
+def test_what_was_there_before_is_known(audit: Audit, scratch: Path) -> None:
+    os.mknod("/dev/nvidia0", 0o020600, os.makedev(195, 0))
+    events, _, _ = watched(audit, "chmod 666 /dev/nvidia0; sleep 0.2; rm /dev/nvidia0")
+    assert [(event["what"], event["path"]) for event in events] == [
+        ("changed", "/dev/nvidia0"),
+        ("removed", "/dev/nvidia0"),
+    ]
+    assert (events[0]["before"]["mode"], events[0]["after"]["mode"]) == ("0600", "0666")
+
+
+def test_another_folder(audit: Audit, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    process = audit.start("--host", "--json", "--for", "1s", "--dev", str(tmp_path / "dev"))
+    assert process.stderr is not None
+    said = ""
+    while "watching" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    (tmp_path / "dev" / "nvidia0").write_text("")
+    (tmp_path / "outside").write_text("")
+    out, _ = process.communicate(timeout=30)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert {event["path"] for event in events} == {str(tmp_path / "dev" / "nvidia0")}
+
+
+def test_a_folder_that_is_not_there(audit: Audit) -> None:
+    done = audit.run("--host", "--dev", "/no/such", "--for", "1s")
+    assert done.returncode == 125
+    assert "/no/such: No such file or directory" in done.stderr
