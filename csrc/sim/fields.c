@@ -77,7 +77,7 @@ field (const struct nvs_gpu *gpu, struct nvml_field_value *out)
         return profile->links != 0 ? ull_value (out, 0) : NVML_ERROR_NOT_SUPPORTED;
     if ((id >= 84 && id <= 90) || (id >= 132 && id <= 137))
         return profile->links != 0 ? uint_value (out, profile->link_mbps) : NVML_ERROR_NOT_SUPPORTED;
-    if (id >= 75 && id <= 81) /* time held down by other things than the power limit */
+    if ((id >= 75 && id <= 81) || (id >= 269 && id <= 271)) /* time held down by other things than the power limit */
         return ull_value (out, 0);
     if ((id >= 138 && id <= 141) || (id >= 160 && id <= 167) || id == 146 || (id >= 201 && id <= 215))
         return link_field (gpu, out);
@@ -104,6 +104,12 @@ field (const struct nvs_gpu *gpu, struct nvml_field_value *out)
     case 184: return profile->mig ? uint_value (out, profile->architecture >= 9) : NVML_ERROR_NOT_SUPPORTED;
     case 185:
     case 186: return out->scope == 0 ? uint_value (out, nvs_power_mw (gpu)) : NVML_ERROR_NOT_SUPPORTED;
+    default: break;
+    }
+    /* Limits: of the GPU, and not of a module around it or its base power. */
+    if (id >= 187 && id <= 192 && out->scope != 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    switch (id) {
     case 187: return uint_value (out, profile->power_min_mw);
     case 188:
     case 189: return uint_value (out, profile->power_default_mw);

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import click
-
+from nvsandbox.cli.view import of_gpu, told
 from nvsandbox.inventory import GPU, Failure, MigDevice, System
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NA = "N/A"
 _MIB = 1 << 20
@@ -18,9 +21,8 @@ _MIB = 1 << 20
 class Report:
     """What a query found."""
 
-    isolation: str
-    library: str
-    simulate: str | None
+    about: dict[str, Any]
+    """Of the sandbox."""
     system: System
     gpus: list[GPU]
 
@@ -42,14 +44,16 @@ class Report:
 # ---- values ----------------------------------------------------------------------------------------------------
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """A value for people."""
     if value is None:
         return NA
     # A name is whatever the driver says: nothing in it may move the cursor or break the line.
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
 
 
-def _mib(value: int | None) -> str:
+def mib(value: int | None) -> str:
+    """Bytes in MiB."""
     return NA if value is None else str(round(value / _MIB))
 
 
@@ -80,16 +84,17 @@ def _failures(gpu: GPU) -> list[Failure]:
 
 def _status(gpu: GPU) -> str:
     if gpu.error is not None:
-        return _text(gpu.error.message)
+        return text(gpu.error.message)
     return "partial" if _failures(gpu) else "ok"
 
 
 def _heading(report: Report) -> str:
     system = report.system
-    source = "" if report.simulate is None else f", simulated: {report.simulate}"
+    simulated = report.about["simulate"]
+    source = "" if simulated is None else f", simulated: {simulated}"
     return (
-        f"driver {_text(system.driver_version)}, NVML {_text(system.nvml_version)}, CUDA {_text(system.cuda_version)}, "
-        f"isolation {report.isolation}{source}"
+        f"driver {text(system.driver_version)}, NVML {text(system.nvml_version)}, CUDA {text(system.cuda_version)}, "
+        f"isolation {report.about['isolation']}{source}"
     )
 
 
@@ -100,7 +105,7 @@ def _sum(report: Report) -> str:
     text = f"{count} GPU{'' if count == 1 else 's'}"
     total, used = totals["memory_total_bytes"], totals["memory_used_bytes"]
     if total is not None and used is not None:
-        text += f", {_mib(used)} of {_mib(total)} MiB used"
+        text += f", {mib(used)} of {mib(total)} MiB used"
         if known != count:
             text += f" (of the {known} that tell)"
     return text
@@ -109,46 +114,45 @@ def _sum(report: Report) -> str:
 # ---- lines -----------------------------------------------------------------------------------------------------
 
 
-def _aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> Iterator[str]:
+    """Rows as lines, in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def plain(report: Report) -> None:
+def plain(report: Report) -> Iterator[str]:
     """One line for each GPU, then one for each MIG device; cells are two or more spaces apart."""
-    click.echo(_heading(report))
+    yield _heading(report)
     rows: list[tuple[str, ...]] = [_GPU_HEADS]
     for gpu in report.gpus:
         rows.append(
             (
                 str(gpu.index),
                 _node(gpu),
-                _text(gpu.name),
-                _text(gpu.uuid),
-                _text(gpu.pci_bus_id),
-                _mib(gpu.memory_used_bytes),
-                _mib(gpu.memory_free_bytes),
-                _mib(gpu.memory_reserved_bytes),
-                _mib(gpu.memory_total_bytes),
-                _text(gpu.utilization_gpu_percent),
-                _text(gpu.utilization_memory_percent),
-                _text(gpu.temperature_celsius),
+                text(gpu.name),
+                text(gpu.uuid),
+                text(gpu.pci_bus_id),
+                mib(gpu.memory_used_bytes),
+                mib(gpu.memory_free_bytes),
+                mib(gpu.memory_reserved_bytes),
+                mib(gpu.memory_total_bytes),
+                text(gpu.utilization_gpu_percent),
+                text(gpu.utilization_memory_percent),
+                text(gpu.temperature_celsius),
                 _watts(gpu.power_milliwatts),
                 _watts(gpu.power_limit_milliwatts),
                 _mig(gpu),
                 _status(gpu),
             )
         )
-    for line in _aligned(rows):
-        click.echo(line)
+    yield from aligned(rows)
     migs = [(gpu, device) for gpu in report.gpus for device in gpu.mig_devices or ()]
     if migs:
-        click.echo()
-        for line in _aligned([_MIG_HEADS, *(_mig_row(gpu, device) for gpu, device in migs)]):
-            click.echo(line)
-    click.echo()
-    click.echo(_sum(report))
+        yield ""
+        yield from aligned([_MIG_HEADS, *(_mig_row(gpu, device) for gpu, device in migs)])
+    yield ""
+    yield _sum(report)
 
 
 _GPU_HEADS = (
@@ -162,14 +166,14 @@ def _mig_row(gpu: GPU, device: MigDevice) -> tuple[str, ...]:
     return (
         str(gpu.index),
         str(device.index),
-        _text(device.gpu_instance_id),
-        _text(device.compute_instance_id),
-        _text(device.name),
-        _text(device.uuid),
-        _mib(device.memory_used_bytes),
-        _mib(device.memory_free_bytes),
-        _mib(device.memory_reserved_bytes),
-        _mib(device.memory_total_bytes),
+        text(device.gpu_instance_id),
+        text(device.compute_instance_id),
+        text(device.name),
+        text(device.uuid),
+        mib(device.memory_used_bytes),
+        mib(device.memory_free_bytes),
+        mib(device.memory_reserved_bytes),
+        mib(device.memory_total_bytes),
     )
 
 
@@ -179,14 +183,12 @@ _DEVICE_WIDTH = 40  # a UUID
 _TABLE_WIDTH = 78
 
 
-def table(report: Report) -> None:
-    """For a terminal: a line for each GPU where they are wide enough for that, else blocks of 78 columns."""
+def table(report: Report, console: Console) -> None:
+    """For a terminal: a line for each GPU where it is wide enough for that, else blocks of 78 columns."""
     # Here, for nobody else needs it and it takes a while to import.
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
     lines = _wide(report, console.width)
     if lines is not None:
         for line in (_heading(report), "", *lines, _sum(report)):
@@ -201,16 +203,16 @@ def table(report: Report) -> None:
     grid.add_column("Memory, MiB", justify="right", no_wrap=True)
     grid.add_column("State", justify="right", no_wrap=True)
     for gpu in report.gpus:
-        device = Text.assemble((_text(gpu.name), "bold"))
+        device = Text.assemble((text(gpu.name), "bold"))
         if gpu.error is None:
-            device.append(f"\n{_text(gpu.uuid)}\n{_text(gpu.pci_bus_id)}\n{_node(gpu)}, MIG {_mig(gpu)}")
+            device.append(f"\n{text(gpu.uuid)}\n{text(gpu.pci_bus_id)}\n{_node(gpu)}, MIG {_mig(gpu)}")
             if _failures(gpu):
                 device.append(f"\npartial, without {', '.join(sorted({f.field for f in _failures(gpu)}))}", style="red")
         else:
-            device.append(f"\ncannot be queried: {_text(gpu.error.message)}", style="red")
+            device.append(f"\ncannot be queried: {text(gpu.error.message)}", style="red")
         grid.add_row(str(gpu.index), device, _memory(gpu), _state(gpu))
         for mig in gpu.mig_devices or ():
-            name = Text(f"{_text(mig.name)}\n{_text(mig.uuid)}")
+            name = Text(f"{text(mig.name)}\n{text(mig.uuid)}")
             grid.add_row(f"{gpu.index}.{mig.index}", name, _memory(mig, brief=True), "")
         grid.add_row()
     console.print(Text(_heading(report)))
@@ -237,16 +239,16 @@ def _wide(report: Report, width: int) -> list[str] | None:
             (
                 str(gpu.index),
                 _node(gpu).removeprefix("/dev/"),
-                _text(gpu.name),
-                _text(gpu.uuid),
-                _text(gpu.pci_bus_id),
-                _mib(gpu.memory_used_bytes),
-                _mib(gpu.memory_free_bytes),
-                _mib(gpu.memory_reserved_bytes),
-                _mib(gpu.memory_total_bytes),
-                _text(gpu.utilization_gpu_percent),
-                _text(gpu.utilization_memory_percent),
-                _text(gpu.temperature_celsius),
+                text(gpu.name),
+                text(gpu.uuid),
+                text(gpu.pci_bus_id),
+                mib(gpu.memory_used_bytes),
+                mib(gpu.memory_free_bytes),
+                mib(gpu.memory_reserved_bytes),
+                mib(gpu.memory_total_bytes),
+                text(gpu.utilization_gpu_percent),
+                text(gpu.utilization_memory_percent),
+                text(gpu.temperature_celsius),
                 f"{_watts(gpu.power_milliwatts)}/{_watts(gpu.power_limit_milliwatts)}",
                 _mig(gpu),
                 "failed" if gpu.error is not None else _status(gpu),  # the reason is on stderr
@@ -254,19 +256,19 @@ def _wide(report: Report, width: int) -> list[str] | None:
         )
     migs = [_mig_row(gpu, device) for gpu in report.gpus for device in gpu.mig_devices or ()]
     for gap in ("  ", " "):
-        lines = [*_aligned(rows, gap), ""]
+        lines = [*aligned(rows, gap), ""]
         if migs:
-            lines += [*_aligned([_MIG_HEADS, *migs]), ""]
+            lines += [*aligned([_MIG_HEADS, *migs]), ""]
         if max(map(len, lines)) <= width:
             return lines
     return None
 
 
 def _memory(of: GPU | MigDevice, brief: bool = False) -> str:
-    lines = [f"{_mib(of.memory_used_bytes)} used"]
+    lines = [f"{mib(of.memory_used_bytes)} used"]
     if not brief:
-        lines += [f"{_mib(of.memory_free_bytes)} free", f"{_mib(of.memory_reserved_bytes)} reserved"]
-    return "\n".join([*lines, f"{_mib(of.memory_total_bytes)} total"])
+        lines += [f"{mib(of.memory_free_bytes)} free", f"{mib(of.memory_reserved_bytes)} reserved"]
+    return "\n".join([*lines, f"{mib(of.memory_total_bytes)} total"])
 
 
 def _state(gpu: GPU) -> str:
@@ -283,23 +285,16 @@ def _state(gpu: GPU) -> str:
 # ---- what went wrong --------------------------------------------------------------------------------------------
 
 
-def problems(report: Report) -> None:
-    """On stderr, what could not be read and why, the same thing on several GPUs once."""
-    seen: dict[tuple[str, str], list[str]] = {}
-
-    def note(where: str, failures: Sequence[Failure]) -> None:
-        for failure in failures:
-            seen.setdefault((failure.field, failure.message), []).append(where)
-
-    note("driver", report.system.errors)
-    for gpu in report.gpus:
-        # Why it cannot be queried is said once, and not for the field where that was found as well.
-        whole = gpu.error
-        note(f"GPU {gpu.index}", [f for f in gpu.errors if whole is None or f.message != whole.message])
-        if whole is not None:
-            note(f"GPU {gpu.index}", [whole])
-        for device in gpu.mig_devices or ():
-            note(f"MIG device {gpu.index}.{device.index}", device.errors)
-    for (field, message), where in seen.items():
-        what = "cannot be queried" if field == "gpu" else f"no {field}"
-        click.echo(f"nvsandbox: {', '.join(where)}: {what}: {_text(message)}", err=True)
+def problems(report: Report) -> Iterator[str]:
+    """What could not be read and why."""
+    yield from told(
+        [
+            ("driver", report.system.errors),
+            *((f"GPU {gpu.index}", of_gpu(gpu.error, gpu.errors)) for gpu in report.gpus),
+            *(
+                (f"MIG device {gpu.index}.{device.index}", device.errors)
+                for gpu in report.gpus
+                for device in gpu.mig_devices or ()
+            ),
+        ]
+    )

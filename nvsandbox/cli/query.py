@@ -6,21 +6,120 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-import nvsandbox
-from nvsandbox import inventory
-from nvsandbox.cli import failure, listing
+from nvsandbox import fields
+from nvsandbox.cli import failure, ids, watching
+from nvsandbox.cli.mig_view import Mig
 from nvsandbox.cli.options import enter_sandbox, sandbox_options
+from nvsandbox.cli.overview import Overview
+from nvsandbox.cli.process_view import Processes
+from nvsandbox.cli.selected import APP_FIELDS, ComputeApps, GpuFields
+from nvsandbox.cli.topology_view import Matrix
+from nvsandbox.cli.view import View
+
+Indexes = Sequence[int] | None
+Maker = Callable[[Indexes], View]
+
+_VIEWS = ("query_gpu", "query_compute_apps", "processes", "topology", "mig")
+
+
+def _interval(scale: float) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+    def check(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+        if value is None:
+            return None
+        unit = "seconds, such as 2 or 0.5" if scale == 1 else "milliseconds, such as 500"
+        try:
+            seconds = float(value) * scale
+        except ValueError:
+            seconds = 0
+        if not 0.001 <= seconds < 1e9:
+            raise click.BadParameter(f"{value!r}: expected {unit}, at least a millisecond")
+        return seconds
+
+    return check
+
+
+def _ids(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
+    if value is None:
+        return None
+    named = [id_.strip() for id_ in value.split(",") if id_.strip()]
+    if not named:
+        raise click.BadParameter(f"{value!r}: expected indexes, UUIDs, PCI bus ids or serial numbers: 0,1")
+    return named
+
+
+def _print_and_exit(write: Callable[[], None]) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def callback(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            write()
+            context.exit()
+
+    return callback
+
+
+def _help_query_gpu() -> None:
+    click.echo('List of valid properties to query for the switch "--query-gpu":\n')
+    for names, origin in fields.described():
+        click.echo(f"{names}\n{origin}\n")
+
+
+def _help_query_compute_apps() -> None:
+    click.echo('List of valid properties to query for the switch "--query-compute-apps":\n')
+    for name, aliases in APP_FIELDS.items():
+        click.echo(" or ".join(f'"{each}"' for each in (name, *aliases)) + "\n")
 
 
 @click.command()
 @sandbox_options
-@click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli.md describes it.")
-def query(as_json: bool, **given: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli/query.md describes it.")
+@click.option("-i", "--id", "chosen", metavar="IDS", callback=_ids, help="These GPUs: 0,1, GPU-…, PCI or serial.")
+@click.option("--processes", is_flag=True, help="The processes that use the GPUs.")
+@click.option("--topology", is_flag=True, help="How near GPUs, network devices and CPUs are.")
+@click.option("--mig", is_flag=True, help="The tree of MIG instances and devices.")
+@click.option("--query-gpu", metavar="FIELDS", help="nvidia-smi's option: name,memory.used,… with --format.")
+@click.option("--query-compute-apps", metavar="FIELDS", help="nvidia-smi's option: pid,used_memory,…")
+@click.option("--format", "style", metavar="FORMAT", help="csv[,noheader][,nounits]")
+@click.option(
+    *("-l", "--watch", "--loop"),
+    "watch",
+    metavar="SECONDS",
+    is_flag=False,
+    flag_value="5",
+    callback=_interval(1),
+    help="Again and again, until Ctrl-C.  [5 if no number is given]",
+)
+@click.option(
+    "-lms", "--loop-ms", "watch_ms", metavar="MS", callback=_interval(0.001), help="The same in milliseconds."
+)
+@click.option("--count", type=click.IntRange(1), metavar="N", help="So many times; with --watch.")
+@click.option(
+    "--help-query-gpu",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_and_exit(_help_query_gpu),
+    help="The fields of --query-gpu.",
+)
+@click.option(
+    "--help-query-compute-apps",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_and_exit(_help_query_compute_apps),
+    help="Those of --query-compute-apps.",
+)
+def query(
+    as_json: bool,
+    chosen: list[str] | None,
+    watch: float | None,
+    watch_ms: float | None,
+    count: int | None,
+    **given: Any,
+) -> None:
     """List GPUs: identity, memory, load, temperature, power, MIG devices.
 
     A table on a terminal, one line for each GPU elsewhere. What a GPU does not have is N/A; what could not be read
@@ -30,46 +129,79 @@ def query(as_json: bool, **given: Any) -> None:
     Examples:
       nvsandbox query --devices 0,2
       nvsandbox query --json | jq '.gpus[] | {uuid, memory_used_bytes}'
-      nvsandbox query --simulate a100x2,mig=1g.5gb*7
+      nvsandbox query --simulate a100x2,mig=1g.5gb*7 --mig
+      nvsandbox query --watch 2
+      nvsandbox query --query-gpu=name,memory.used --format=csv,noheader
+      nvsandbox query --query-compute-apps=pid,used_memory --format=csv
+      nvsandbox query --topology
     """
     # Terminals without UTF-8 lose a character, not the listing.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
+    shown = {name: given.pop(name) for name in (*_VIEWS, "style")}
     try:
+        if watch is not None and watch_ms is not None:
+            raise click.UsageError("--watch and --loop-ms exclude each other")
+        interval = watch if watch is not None else watch_ms
+        if count is not None and interval is None:
+            raise click.UsageError("--count needs --watch: how often, and every how many seconds")
+        make = _view(shown, as_json)
         with contextlib.ExitStack() as stack:
             nvml = enter_sandbox(stack, given)
-            report = _report(nvml, processes=as_json)
+            view = make(ids.indexes(nvml, chosen))
+            if interval is not None:
+                watching.watch(view, nvml, interval, count, as_json)
+                return
+            data = view.read(nvml)
     except (click.UsageError, *failure.EXPECTED) as error:
         if as_json:
-            click.echo(json.dumps(failure.as_json(error), indent=2))
+            # One line where a line is an object.
+            click.echo(json.dumps(failure.as_json(error), indent=2 if watch is watch_ms is None else None))
         raise
     if as_json:
-        click.echo(json.dumps(report_json(report), indent=2, allow_nan=False))
-    elif sys.stdout.isatty():
-        listing.table(report)
+        click.echo(json.dumps(view.as_json(data), indent=2, allow_nan=False))
+        return
+    if sys.stdout.isatty():
+        from rich.console import Console  # here, for nobody else needs it and it takes a while to import
+
+        view.styled(data, Console(highlight=False))
     else:
-        listing.plain(report)
-    if not as_json:
-        listing.problems(report)
+        for line in view.lines(data):
+            click.echo(line)
+    for problem in view.problems(data):
+        click.echo(f"nvsandbox: {problem}", err=True)
 
 
-def _report(nvml: Any, processes: bool) -> listing.Report:
-    session = nvml.session
-    # In this order, for the worker may be another one afterwards.
-    isolation, library, simulated = session.isolation, session.library, session.options.simulate
-    return listing.Report(
-        isolation, library, simulated, inventory.system(nvml), inventory.gpus(nvml, processes=processes)
-    )
+def _view(shown: dict[str, Any], as_json: bool) -> Maker:
+    """What to show, once it is known of which GPUs. Raises UsageError for what does not go together."""
+    flags = [f"--{name.replace('_', '-')}" for name in _VIEWS if shown[name] not in (None, False)]
+    if len(flags) > 1:
+        raise click.UsageError(f"{flags[0]} and {flags[1]} exclude each other: one view at a time")
+    view = flags[0] if flags else ""
+    style = _style(view, shown["style"], as_json)
+    try:
+        if view == "--query-gpu":
+            fields.find(shown["query_gpu"].split(","))
+            return lambda indexes: GpuFields(shown["query_gpu"], indexes, style)
+        if view == "--query-compute-apps":
+            ComputeApps(shown["query_compute_apps"], None, style)
+            return lambda indexes: ComputeApps(shown["query_compute_apps"], indexes, style)
+    except fields.UnknownFieldError as error:
+        raise click.UsageError(f"{error} {view.replace('--', '--help-')} lists all.") from error
+    makers: dict[str, Maker] = {"--processes": Processes, "--topology": Matrix, "--mig": Mig}
+    return makers.get(view, lambda indexes: Overview(indexes, processes=as_json))
 
 
-def report_json(report: listing.Report) -> dict[str, Any]:
-    """The object that ``--json`` prints."""
-    return {
-        "nvsandbox_version": nvsandbox.__version__,
-        "isolation": report.isolation,
-        "library": report.library,
-        "simulate": report.simulate,
-        **asdict(report.system),
-        "totals": report.totals(),
-        "gpus": [asdict(gpu) for gpu in report.gpus],
-    }
+def _style(view: str, text: str | None, as_json: bool) -> fields.Style:
+    if not view.startswith("--query-"):
+        if text is not None:
+            raise click.UsageError(f"--format {text}: is for --query-gpu and --query-compute-apps; --json for programs")
+        return fields.Style()
+    if as_json:
+        raise click.UsageError(f"{view} and --json exclude each other: chosen fields are CSV")
+    if text is None:
+        raise click.UsageError(f"{view} needs --format=csv[,noheader][,nounits]")
+    try:
+        return fields.Style.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--format {error}") from error

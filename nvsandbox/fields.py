@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--query-gpu``: fields by nvidia-smi's names, read and written as nvidia-smi does it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from nvsandbox import forms
+from nvsandbox.asking import Asker
+from nvsandbox.field_table import FIELDS, Field
+from nvsandbox.sources import Call, Length, Own, Reading, Value, part_of
+
+_BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
+
+
+class UnknownFieldError(ValueError):
+    """There is no field of this name. Says so in nvidia-smi's words, and which names are close to it."""
+
+
+def find(names: Iterable[str]) -> list[Field]:
+    """The fields with these names. Raises UnknownFieldError."""
+    return [named(name.strip(), _BY_NAME) for name in names]
+
+
+def named(name: str, known: dict[str, Any]) -> Any:
+    """What has this name. Raises UnknownFieldError."""
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    # A part of a name is as good a hint as a slip: power.average, temperature.
+    close += [other for other in known if name and name in other and other not in close][: 3 - len(close)]
+    hint = f" Is it {' or '.join(close)}?" if close else ""
+    raise UnknownFieldError(f'Field "{name}" is not a valid field to query.{hint}')
+
+
+@dataclass(frozen=True)
+class Style:
+    """The modifiers of ``--format``."""
+
+    header: bool = True
+    units: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Style:
+        """``csv``, ``noheader`` and ``nounits``, joined by commas. Raises ValueError."""
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if word not in ("csv", "noheader", "nounits"):
+                raise ValueError(f"{word!r}: Format modifier is not recognized. Known are csv, noheader and nounits")
+        if "csv" not in words:
+            raise ValueError(f"{text!r}: Format modifier csv is mandatory: --format={','.join(['csv', *words])}")
+        return cls("noheader" not in words, "nounits" not in words)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the driver's release decides."""
+
+    major: int
+    """Of its version; a high number where it cannot be read, for that is a new one."""
+
+    @classmethod
+    def of(cls, nvml: Any) -> Driver:
+        """The driver that is loaded."""
+        asker = Asker(nvml, [])
+        version = asker.ask("driver_version", lambda: asker.text("nvmlSystemGetDriverVersion")) or ""
+        match = re.match(r"\d+", version)
+        return cls(int(match[0]) if match else 9999)
+
+    def header(self, field: Field) -> str:
+        """A field's name, as this release writes it."""
+        old = field.renamed_in is not None and self.major < field.renamed_in
+        return field.aliases[0] if old else field.name
+
+
+def header(fields: Sequence[Field], driver: Driver, style: Style) -> str:
+    """The line above the values."""
+    return ", ".join(
+        f"{driver.header(field)} [{field.unit}]" if field.unit and style.units else driver.header(field)
+        for field in fields
+    )
+
+
+class Row:
+    """The fields of one GPU at one moment.
+
+    `cells` are their values, and `line` all of them. `troubles` are the reasons for what is missing that no cell shows.
+    `asker` asks for more of this GPU, and is None where it cannot be asked.
+    """
+
+    def __init__(
+        self, nvml: Any, index: int, count: int, fields: Sequence[Field], driver: Driver, style: Style
+    ) -> None:
+        wanted = {field.source for field in fields if isinstance(field.source, Value)}
+        self._reading = Reading(nvml, index, count, wanted)
+        self.cells = [self._cell(field, driver, style) for field in fields]
+        self.line = ", ".join(self.cells)
+        self.troubles = self._reading.troubles
+        self.asker = self._reading.asker
+
+    def _cell(self, field: Field, driver: Driver, style: Style) -> str:
+        if field.deprecated_in is not None and driver.major >= field.deprecated_in:
+            return forms.DEPRECATED
+        if field.source is None:
+            return field.absent
+        try:
+            value = part_of(self._reading.get(field.source), field.part)
+        except pynvml.NVMLError_Uninitialized:
+            raise
+        except pynvml.NVMLError_NotSupported:
+            return field.absent
+        except pynvml.NVMLError as error:
+            return forms.failed(int(error.value))
+        text = None if value is None else field.form(value)
+        if text is None:
+            return field.absent
+        return f"{text} {field.unit}" if field.unit and style.units else text
+
+
+def described() -> Iterator[tuple[str, str]]:
+    """For each field its names, quoted and joined by "or", and where its value comes from."""
+    for field in FIELDS:
+        names = " or ".join(f'"{name}"' for name in (field.name, *field.aliases))
+        yield names, " ".join(filter(None, (_origin(field), field.unit and f"[{field.unit}]")))
+
+
+def _origin(field: Field) -> str:
+    source = field.source
+    if isinstance(source, Call | Length):
+        return source.function + (f" ({', '.join(map(str, source.given))})" if source.given else "")
+    if isinstance(source, Value):
+        return f"nvmlDeviceGetFieldValues (field {source.id}{f', scope {source.scope}' if source.scope else ''})"
+    if isinstance(source, Own):
+        return "of this query"
+    return "NVML has no function for it: never available"
