@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import signal
@@ -20,6 +21,9 @@ import click
 from nvsandbox.cli import failure
 from nvsandbox.cli.view import View
 
+# What writing fails with where nobody reads any more, and the exit status then: a pipe's other end, and a terminal that
+# has gone, of which SIGHUP may come too late.
+_GONE = {errno.EPIPE: 0, errno.EIO: 128 + signal.SIGHUP}
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -71,10 +75,12 @@ def watch(view: View, nvml: Any, seconds: float, count: int | None, as_json: boo
                 output.show(view, *_read(view, nvml))
     except Ended as ended:
         sys.exit(ended.exit_code)
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
         # What is still in the buffer has nowhere to go, and would be complained about when Python ends.
         sys.stdout = io.TextIOWrapper(io.BytesIO())
-        sys.exit(0)
+        sys.exit(_GONE[error.errno])
 
 
 def _read(view: View, nvml: Any) -> tuple[Any, BaseException | None]:

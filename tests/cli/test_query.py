@@ -23,7 +23,7 @@ from host import require
 from nvsandbox import simulate
 from nvsandbox.cli import failure, main
 
-DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs" / "cli" / "query.md"
 MIB = 1 << 20
 
 GPU_KEYS = {
@@ -442,7 +442,7 @@ def test_version_and_help() -> None:
 @pytest.mark.real
 def test_without_a_driver_the_real_library_is_1(host: Any) -> None:
     chosen = os.environ.get("NVSANDBOX_TEST_NVML")
-    cache = DOCS.parents[1] / ".cache" / "nvidia" / "root"
+    cache = DOCS.parents[2] / ".cache" / "nvidia" / "root"
     found = [Path(chosen)] if chosen else sorted(cache.glob("**/nvidia/current/libnvidia-ml.so.1"))
     require(found, "needs NVIDIA's library: run scripts/fetch-nvidia-nvml")
     require(not os.path.exists("/proc/driver/nvidia"), "needs a machine without NVIDIA's driver")

@@ -16,7 +16,7 @@ import nvsandbox
 from nvsandbox import cli, options, session, simulate, testing
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 WHERE_THINGS_LIE = re.compile(r"`((?:csrc|nvsandbox|tests|scripts|docs|benchmarks)/[\w./-]*|\.ci/run)(?:::(\w+))?`")
 
 
@@ -228,3 +228,10 @@ def test_the_changelog_begins_with_this_version() -> None:
 def test_commands_are_described() -> None:
     for command in cli.main.commands:
         assert f"nvsandbox {command}" in text_of("docs/cli.md")
+
+
+def test_the_options_of_query_are_described() -> None:
+    text = text_of("docs/cli/query.md") + text_of("docs/cli.md")
+    for option in cli.main.commands["query"].params:
+        for name in option.opts:
+            assert re.search(rf"`{name}[` ]", text), name
