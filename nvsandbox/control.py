@@ -30,7 +30,7 @@ class Control:
         self.process = process
         # Reentrant: a signal handler of the caller's may run, and call NVML, while its thread holds it.
         self.lock = threading.RLock()
-        self._answered: set[int] = set()
+        self._asked: set[int] = set()  # opens without an answer
         self._next_id = 0
 
     def send(self, message: bytes, fd: int | None = None) -> None:
@@ -125,13 +125,20 @@ class Control:
             message.kind = kind
             message.id = mine
             message.size = size
+            self._asked.add(mine)  # first: an open in a signal handler may read the answer
             self.send(bytes(ffi.buffer(message)), fd)
             # The answers come in order, but not always to who waits: an interrupted open leaves one behind, and
-            # an open in a signal handler takes the one of the open that it interrupted.
-            while mine not in self._answered:
-                self._answered.add(
-                    int(self.receive(lib.NVS_MSG_OPENED, math.inf, "opening a channel", wait, SLICE_NS / 1e9).id)
-                )
-            self._answered.discard(mine)
+            # an open in a signal handler takes the one of the open that it interrupted. Each comes once, so that a
+            # worker that goes on answering does not keep us here.
+            while mine in self._asked:
+                answered = self.receive(lib.NVS_MSG_OPENED, math.inf, "opening a channel", wait, SLICE_NS / 1e9).id
+                if answered not in self._asked:
+                    raise SandboxStartError(
+                        "channel",
+                        errno.EPROTO,
+                        str(PROGRAM),
+                        f"the worker opened channel {answered}, which is not asked for",
+                    )
+                self._asked.discard(answered)
         finally:
             self.lock.release()
