@@ -76,6 +76,7 @@ CATALOGUE: dict[str, str] = {
     "package.optional": "info",
     # NVML, asked in the sandbox
     "query.works": "ok",
+    "query.simulated": "info",
     "query.skipped": "info",
     "query.slow": "warning",
     "query.failed": "error",

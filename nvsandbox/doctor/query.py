@@ -51,6 +51,12 @@ def query(places: Places, wait: float) -> Iterator[Finding]:
     simulated = places.options.simulate is not None
     if not places.live:
         return
+    if simulated:
+        yield Finding(
+            "query.simulated",
+            f"the GPUs are simulated ({places.options.simulate}): driver, library and nodes were left out",
+            "without --simulate, and NVSANDBOX_SIMULATE in the environment, they are examined",
+        )
     if not simulated and not (driver.registered(places) or driver.is_wsl(places)):
         # Not for the answer alone: NVML would have the kernel look for a module.
         yield Finding("query.skipped", "NVML was not asked, for no driver is loaded", "see driver.not-loaded")

@@ -267,10 +267,18 @@ def ask(wait: float = 20, **options: Any) -> list[Finding]:
 
 @case("query.works")
 def answers(machine: Any) -> list[Finding]:
-    (one,) = ask(simulate="h100x3,garbage=1")
-    assert one.facts["gpus"] == 3
-    assert verdict([one]).can_query is True
-    return [one]
+    found = ask(simulate="h100x3,garbage=1")
+    assert only(found, "query.works").facts["gpus"] == 3
+    assert verdict(found).can_query is True
+    return found
+
+
+@case("query.simulated")
+def simulated(machine: Any) -> list[Finding]:
+    machine.options["simulate"] = "h100"
+    machine.no_driver()
+    assert "driver.not-loaded" not in {finding.id for finding in found_in(machine)}
+    return ask(simulate="h100")
 
 
 @case("query.skipped")
@@ -290,7 +298,7 @@ def slow(machine: Any) -> list[Finding]:
 def fails(machine: Any) -> list[Finding]:
     found = ask(simulate="h100,crash=nvmlSystemGetDriverVersion")
     assert verdict(found).can_query is False
-    assert found[0].facts == {"type": "WorkerDied"}
+    assert only(found, "query.failed").facts == {"type": "WorkerDied"}
     return found
 
 

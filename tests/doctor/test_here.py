@@ -219,6 +219,46 @@ def test_another_user_with_none_left(host_with_nobody: Host) -> None:
     assert "isolation.userns-disabled" in found
 
 
+def test_root_under_a_filter_that_refuses_mounts(host: Host) -> None:
+    """As under a container's profile, with CAP_SYS_ADMIN all the same."""
+
+    def no_mounts() -> None:
+        import errno
+
+        import host
+
+        host._filter([("mount", None, 0, host._RET_ERRNO | errno.EPERM)])
+
+    found = by_id(host.run(doctor_on_the_host, setup=no_mounts))
+    refused = {finding["about"]: finding for finding in found["isolation.refused"]}
+    assert "AppArmor" in refused["mount"]["do"]
+    assert "AppArmor" in refused["user"]["do"]
+    assert "isolation.no-cap-sys-admin" not in found
+
+
+def test_a_worker_on_a_file_system_without_programs(host: Host) -> None:
+    def doctor() -> Any:
+        import os
+        import shutil
+        import tempfile
+
+        import host
+
+        from nvsandbox.doctor import Places, package
+
+        folder = tempfile.mkdtemp(prefix="stand-in-")
+        host.mount("none", folder, "tmpfs", host.MS_NOEXEC)
+        shutil.copy(os.path.join(os.path.dirname(os.path.dirname(package.__file__)), "nvsandbox-worker"), folder)
+        found = [finding.as_json() for finding in package.installation(Places(package=folder))]
+        host.umount(folder)
+        os.rmdir(folder)
+        return found
+
+    (one,) = [finding for finding in host.run(doctor) if finding["id"] == "package.worker"]
+    assert "Permission denied" in one["what"]
+    assert "noexec" in one["do"]
+
+
 def test_nothing_is_made_and_nothing_opened(host: Host) -> None:
     """What is left in /dev without a driver is found, stays, and is not opened."""
 
