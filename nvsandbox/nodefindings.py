@@ -64,8 +64,7 @@ def _number_findings(node: Node, name: ExpectedNode, driver: DriverFacts) -> Ite
             "node.no-module",
             "warning",
             f"no loaded module is {' or '.join(name.drivers[:1])}, so it leads nowhere",
-            f"load the module, or remove the node: nothing serves {major}:{minor}",
-            unwanted=driver.may_be_nvidias(major),
+            f"load the module if it is needed: nothing serves {major}:{minor}",
         )
 
 
@@ -87,8 +86,9 @@ def _place_findings(
             "node.no-gpu",
             "warning",
             f"the driver has no GPU with minor number {name.gpu}, but {', '.join(map(str, sorted(driver.gpus)))}",
-            "the GPU is gone, or bound to another driver such as vfio-pci",
-            unwanted=driver.gpus_complete,
+            "the GPU is gone, or bound to another driver such as vfio-pci; the node is used again when it comes back"
+            if driver.gpus_complete
+            else "this container is not shown all GPUs",
         )
     if name.drivers == ("nvidia-caps",) and driver.capabilities and name.minor not in driver.capabilities:
         yield Finding(
@@ -136,7 +136,10 @@ def of_link(
         there = None if end is None or end.number is None else f"{end.number[0]}:{end.number[1]}"
         exists = end is not None or os.path.lexists(os.path.join(dev, inside))
     else:
-        exists, there = _outside(link.target)
+        seen = _outside(link.target, dev)
+        if seen is None:
+            return
+        exists, there = seen
     if not exists:
         yield Finding(
             "link.dangling",
@@ -163,16 +166,21 @@ def of_link(
         )
 
 
-def _outside(target: str) -> tuple[bool, str | None]:
-    """Of a link that leads out of the /dev, such as to a driver container's: whether its end exists, and the number."""
+def _outside(target: str, dev: str) -> tuple[bool, str | None] | None:
+    """Of a link that leads out of the /dev, such as to a driver container's: whether its end exists, and the number.
+    None where that cannot be seen: of a host's /dev that is mounted in a container, without what is around it."""
     if not target.startswith("/"):
         return False, None
-    try:
-        status = os.stat(target)
-    except OSError:
-        return False, None
-    device = stat.S_ISCHR(status.st_mode)
-    return True, f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}" if device else None
+    # The root that the /dev belongs to comes first.
+    around = os.path.join(os.path.dirname(os.path.abspath(dev)), target.lstrip("/"))
+    for path in (around, target):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        device = stat.S_ISCHR(status.st_mode)
+        return True, f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}" if device else None
+    return (False, None) if os.path.abspath(dev) == "/dev" else None
 
 
 def missing(nodes: Mapping[str, Node], driver: DriverFacts) -> Iterator[Finding]:

@@ -40,12 +40,16 @@ def find(files: Mapping[Identity, tuple[str, int]], proc: str = "/proc") -> User
     users = Users()
     by_name = {(path, rdev): identity for identity, (path, rdev) in files.items()}
     own_mounts = _link(f"{proc}/self/ns/mnt")
-    if _link(f"{proc}/self/ns/pid") not in (_INITIAL_PID_NAMESPACE, None):
+    own_pid = _link(f"{proc}/self")  # as this /proc has it, which may be another pid namespace's
+    namespace = _link(f"{proc}/1/ns/pid")
+    if namespace is None and own_pid == str(os.getpid()):
+        namespace = _link(f"{proc}/self/ns/pid")
+    if namespace not in (_INITIAL_PID_NAMESPACE, None):
         users.unseen.append("this pid namespace is not the host's, so the host's processes cannot be seen")
     elif not os.path.exists(f"{proc}/1"):
         users.unseen.append("other users' processes are hidden (hidepid), and CAP_SYS_PTRACE is missing to see them")
     for name in os.listdir(proc):
-        if not name.isdecimal() or int(name) == os.getpid():
+        if not name.isdecimal() or name == own_pid:
             continue
         base = f"{proc}/{name}"
         try:

@@ -9,10 +9,11 @@ import pwd
 import stat
 from dataclasses import dataclass, field
 
+FOLDER = "folder"
 _KINDS = {
     stat.S_IFCHR: "character device",
     stat.S_IFBLK: "block device",
-    stat.S_IFDIR: "folder",
+    stat.S_IFDIR: FOLDER,
     stat.S_IFLNK: "link",
     stat.S_IFREG: "file",
     stat.S_IFIFO: "FIFO",
@@ -82,33 +83,57 @@ def picture(folder: int) -> dict[str, Entry]:
     return found
 
 
+def entry(path: str, folder: int) -> Entry | None:
+    """What `path` below an open folder stands for, links not followed; None if it is not there."""
+    try:
+        status = os.stat(path, dir_fd=folder, follow_symlinks=False)
+        target = os.readlink(path, dir_fd=folder) if stat.S_ISLNK(status.st_mode) else None
+    except OSError:
+        return None
+    is_node = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
+    return Entry(
+        _KINDS.get(stat.S_IFMT(status.st_mode), "unknown"),
+        stat.S_IMODE(status.st_mode),
+        status.st_uid,
+        status.st_gid,
+        os.major(status.st_rdev) if is_node else None,
+        os.minor(status.st_rdev) if is_node else None,
+        target,
+        status.st_ino,
+    )
+
+
 def _look(folder: int, prefix: str, device: int, found: dict[str, Entry]) -> None:
     for name in os.listdir(folder):
-        try:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            target = os.readlink(name, dir_fd=folder) if stat.S_ISLNK(status.st_mode) else None
-        except OSError:  # gone meanwhile
+        now = entry(name, folder)
+        if now is None:  # gone meanwhile
             continue
-        is_node = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
-        found[prefix + name] = Entry(
-            _KINDS.get(stat.S_IFMT(status.st_mode), "unknown"),
-            stat.S_IMODE(status.st_mode),
-            status.st_uid,
-            status.st_gid,
-            os.major(status.st_rdev) if is_node else None,
-            os.minor(status.st_rdev) if is_node else None,
-            target,
-            status.st_ino,
-        )
-        if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+        found[prefix + name] = now
+        if now.kind != FOLDER:
+            continue
+        try:
+            inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            continue
+        try:
+            if os.fstat(inside).st_dev == device:
+                _look(inside, f"{prefix}{name}/", device, found)
+        finally:
+            os.close(inside)
+
+
+def folders(folder: int, found: dict[str, Entry]) -> dict[int, str]:
+    """Inode to path of an open folder (an empty path) and of those in its picture, without what is mounted in it."""
+    status = os.fstat(folder)
+    known = {status.st_ino: ""}
+    for path, now in found.items():
+        if now.kind == FOLDER:
             try:
-                inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                if os.stat(path, dir_fd=folder, follow_symlinks=False).st_dev == status.st_dev:
+                    known[now.inode] = path
             except OSError:
                 continue
-            try:
-                _look(inside, f"{prefix}{name}/", device, found)
-            finally:
-                os.close(inside)
+    return known
 
 
 @dataclass

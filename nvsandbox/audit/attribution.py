@@ -12,9 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from nvsandbox.audit.processes import Process
-from nvsandbox.audit.tree import Snapshot, State, What, difference
+from nvsandbox.tree import Entry
+
+What = Literal["created", "removed", "changed", "replaced"]
 
 _MKNOD, _MKDIR, _LINK = ("mknod", "mknodat"), ("mkdir", "mkdirat"), ("link", "linkat", "symlink", "symlinkat")
 _OPEN, _RENAME = ("open", "openat", "openat2", "creat"), ("rename", "renameat", "renameat2")
@@ -29,6 +32,18 @@ _KEPT = 16
 """Calls for one path that are remembered until it changes."""
 
 
+def difference(before: Entry | None, after: Entry | None) -> What | None:
+    """What became of a thing between two moments; None if it is the same."""
+    if before == after:
+        return None
+    if before is None:
+        return "created"
+    if after is None:
+        return "removed"
+    # Another inode: removed and made anew, or another file was renamed to its name.
+    return "changed" if before.inode == after.inode and before.kind == after.kind else "replaced"
+
+
 @dataclass(frozen=True)
 class Change:
     """Something that became of one thing."""
@@ -38,8 +53,8 @@ class Change:
     path: str
     """Below the folder."""
     what: What
-    before: State | None
-    after: State | None
+    before: Entry | None
+    after: Entry | None
     call: str | None
     """The system call; None if it is not known."""
     by: tuple[Process, ...]
@@ -62,8 +77,8 @@ class Attribution:
         look: how one of them is now.
     """
 
-    def __init__(self, before: Snapshot, look: Callable[[str], State | None]) -> None:
-        self._known: dict[str, State] = dict(before.states)
+    def __init__(self, before: dict[str, Entry], look: Callable[[str], Entry | None]) -> None:
+        self._known: dict[str, Entry] = dict(before)
         self._look = look
         self._attempts: dict[str, list[_Attempt]] = {}
         self._start = time.monotonic()
@@ -82,10 +97,10 @@ class Attribution:
         for path in list(self._attempts):
             self._settle(path)
 
-    def finish(self, after: Snapshot) -> None:
+    def finish(self, after: dict[str, Entry]) -> None:
         """All have ended: compares everything."""
         self.settle()
-        for path in sorted(self._known.keys() | after.states.keys()):
+        for path in sorted(self._known.keys() | after.keys()):
             self._settle(path)
         self.changes.sort(key=lambda change: change.seconds)
 

@@ -56,7 +56,7 @@ def enter() -> int:
         mode = stat.S_IMODE(os.fstat(old).st_mode)
         inside = _mounted_in_dev()
         _check(_mount("tmpfs", "/dev", "tmpfs", _MS_NOSUID, f"mode={mode:o},size=64m,nr_inodes=65536"), "a tmpfs")
-        new = os.open("/dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        new = os.open("/dev", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if os.fstat(new).st_dev == os.fstat(old).st_dev:
             raise StageError("mounting a tmpfs on /dev had no effect")
         source = f"/proc/self/fd/{old}"

@@ -23,7 +23,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nvsandbox.audit import calls, connector, stage, tree
+from nvsandbox import tree
+from nvsandbox.audit import calls, connector, stage
 from nvsandbox.audit.attribution import Attribution, Change
 from nvsandbox.audit.calls import AT_FDCWD, Argument, Call
 from nvsandbox.audit.processes import Ancestry
@@ -72,7 +73,7 @@ def run(command: Sequence[str], *, limit: float | None = None, stdout_to_stderr:
         raise AuditError(str(error)) from error
     # So that what the program leaves behind when it ends is still found, and can be ended.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    before = tree.snapshot(".", root)
+    before = tree.picture(root)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, root)
         pid, listener, failure = _start(command, stdout_to_stderr)
@@ -135,10 +136,12 @@ def _become(command: Sequence[str], theirs: socket.socket, stdout_to_stderr: boo
 
 
 class _Supervisor:
-    def __init__(self, root: int, before: tree.Snapshot, listener: int, pid: int, news: socket.socket | None) -> None:
+    def __init__(
+        self, root: int, before: dict[str, tree.Entry], listener: int, pid: int, news: socket.socket | None
+    ) -> None:
         self._root = root
         self._device = os.fstat(root).st_dev
-        self._folders = before.folders
+        self._folders = tree.folders(root, before)
         self._listener = listener
         self._pid = pid
         self._calls = calls.calls()
@@ -146,7 +149,7 @@ class _Supervisor:
         self._ancestry = Ancestry(top=pid)
         self._ancestry.note(pid)
         self._ours = {pid}
-        self._attribution = Attribution(before, lambda path: tree.state(path, root))
+        self._attribution = Attribution(before, lambda path: tree.entry(path, root))
         self._status: int | None = None
         self._asked_to_end = False
 
@@ -188,7 +191,7 @@ class _Supervisor:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
-        self._attribution.finish(tree.snapshot(".", self._root))
+        self._attribution.finish(tree.picture(self._root))
         return Outcome(self._attribution.changes, self._status or 0, time.monotonic() - start, timed_out)
 
     def _signalled(self, number: int, frame: object) -> None:
@@ -292,9 +295,8 @@ class _Supervisor:
         status = os.stat(path)
         if status.st_dev != self._device:
             return None
-        found = tree.snapshot(".", self._root)
-        self._folders = found.folders
-        return next((path for path, state in found.states.items() if state.inode == status.st_ino), None)
+        found = tree.picture(self._root)
+        return next((path for path, entry in found.items() if entry.inode == status.st_ino), None)
 
     def _in_folder(self, path: str, follows: bool) -> str | None:
         if follows and os.path.islink(path):
@@ -304,7 +306,7 @@ class _Supervisor:
         if status.st_dev != self._device or name in ("", ".", ".."):
             return None
         if status.st_ino not in self._folders:
-            self._folders = tree.snapshot(".", self._root).folders
+            self._folders = tree.folders(self._root, tree.picture(self._root))
         folder = self._folders[status.st_ino]
         return f"{folder}/{name}" if folder else name
 

@@ -19,9 +19,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nvsandbox.audit import connector, tree
+from nvsandbox import tree
+from nvsandbox.audit import connector
+from nvsandbox.audit.attribution import difference
 from nvsandbox.audit.processes import Ancestry, Process
-from nvsandbox.audit.tree import State, difference
+from nvsandbox.tree import Entry
 
 _REPORT_DFID_NAME, _UNLIMITED_QUEUE, _CLOEXEC, _NONBLOCK = 0x400 | 0x800, 0x10, 0x1, 0x2
 _MARK_ADD, _MARK_FILESYSTEM = 0x1, 0x100
@@ -48,8 +50,8 @@ class Event:
     """Below the folder; None for what stands for no single thing."""
     what: str
     """``created``, ``removed``, ``changed``, ``replaced``; ``touched`` if it is as before by now; ``lost``."""
-    before: State | None
-    after: State | None
+    before: Entry | None
+    after: Entry | None
     by: tuple[Process, ...]
     """The process and those that it comes from; empty where nothing is known."""
 
@@ -72,9 +74,9 @@ class Watch:
                 stack.callback(os.close, fd)
             self._fd = self._mark(stack, folder)
             self._connector = self._connect(stack)
-            found = tree.snapshot(".", self._root)
+            found = tree.picture(self._root)
             self._stack = stack.pop_all()
-        self._known = dict(found.states)
+        self._known = found
         self._handles: dict[bytes, str] = {}
         self._learn(found)
         self._ancestry = Ancestry(told=self._connector is not None)
@@ -171,16 +173,16 @@ class Watch:
             data = data[length:]
 
     def _event(
-        self, path: str | None, what: str, before: State | None, after: State | None, by: tuple[Process, ...]
+        self, path: str | None, what: str, before: Entry | None, after: Entry | None, by: tuple[Process, ...]
     ) -> Event:
         return Event(time.monotonic() - self._start, path, what, before, after, by)
 
     def _judge(self, path: str, pid: int) -> Event:
         """What became of it. Of several events in one moment the first has all of it, and the others are touches."""
         by = self._ancestry.stack(pid) if pid > 0 else ()
-        before, after = self._known.get(path), tree.state(path, self._root)
-        if before is None and after is not None and after.kind == "folder":
-            self._learn(tree.snapshot(".", self._root))  # before it can be gone, or under its new name
+        before, after = self._known.get(path), tree.entry(path, self._root)
+        if before is None and after is not None and after.kind == tree.FOLDER:
+            self._learn(tree.picture(self._root))  # before it can be gone, or under its new name
         if after is None:
             self._known.pop(path, None)
         else:
@@ -207,18 +209,18 @@ class Watch:
     def _folder(self, handle: bytes) -> str | None:
         """The folder that a struct file_handle stands for, also one that is gone by now."""
         if handle not in self._handles:
-            self._learn(tree.snapshot(".", self._root))
+            self._learn(tree.picture(self._root))
         return self._handles.get(handle)
 
-    def _learn(self, found: tree.Snapshot) -> None:
-        for path in found.folders.values():
+    def _learn(self, found: dict[str, Entry]) -> None:
+        for path in tree.folders(self._root, found).values():
             handle = _handle_of(path or ".", self._root)
             if handle is not None:
                 self._handles[handle] = path
 
     def rest(self) -> Iterator[Event]:
         """What has changed and was not told of: after a loss, say."""
-        now = tree.snapshot(".", self._root).states
+        now = tree.picture(self._root)
         for path in sorted(self._known.keys() | now.keys()):
             before, after = self._known.get(path), now.get(path)
             what = difference(before, after)

@@ -18,7 +18,6 @@ import nvsandbox
 from nvsandbox.audit import supervise, watch
 from nvsandbox.audit.attribution import Change
 from nvsandbox.audit.processes import Process
-from nvsandbox.audit.tree import State
 from nvsandbox.cli import failure
 from nvsandbox.cli.nodelisting import shown
 
@@ -138,27 +137,13 @@ def _process_json(process: Process) -> dict[str, Any]:
     }
 
 
-def _state_json(state: State | None) -> dict[str, Any] | None:
-    if state is None:
-        return None
-    return {
-        "kind": state.kind,
-        "major": None if state.number is None else state.number[0],
-        "minor": None if state.number is None else state.number[1],
-        "mode": f"{state.mode:04o}",
-        "uid": state.uid,
-        "gid": state.gid,
-        "target": state.target,
-    }
-
-
 def _change_json(change: Change | watch.Event, dev: str) -> dict[str, Any]:
     return {
         "seconds": round(change.seconds, 6),
         "path": None if change.path is None else os.path.join(dev, change.path),
         "what": change.what,
-        "before": _state_json(change.before),
-        "after": _state_json(change.after),
+        "before": None if change.before is None else change.before.facts(),
+        "after": None if change.after is None else change.after.facts(),
         "call": change.call if isinstance(change, Change) else None,
         "by": [_process_json(process) for process in change.by],
     }
@@ -166,8 +151,9 @@ def _change_json(change: Change | watch.Event, dev: str) -> dict[str, Any]:
 
 def _details(change: Change | watch.Event) -> str:
     if change.what == "changed" and change.before is not None and change.after is not None:
-        return f"{change.before}; now {change.after}"
-    return str(change.after or change.before or "")
+        return f"{change.before.words()}; now {change.after.words()}"
+    entry = change.after or change.before
+    return "" if entry is None else entry.words()
 
 
 def _lines(change: Change | watch.Event, dev: str) -> list[str]:

@@ -247,7 +247,9 @@ def test_text(audit: Audit) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "hello"
     assert lines[1] == "-- nvsandbox audit: sh ended with status 0"
-    assert re.fullmatch(r" +\d+\.\d{3} s  created /dev/nvidiactl: char 195:255, mode 0644, owner 0:0", lines[2])
+    assert re.fullmatch(
+        r" +\d+\.\d{3} s  created /dev/nvidiactl: character device 195:255, mode 0644, root:root", lines[2]
+    )
     assert re.fullmatch(r" +by (mknod\[\d+\] < )?sh\[\d+\] \(mknod(at)?\)|.*", lines[3])
     assert lines[-1] == "-- 1 change in /dev"
     done = audit.run("true")

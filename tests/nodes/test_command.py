@@ -101,7 +101,7 @@ def test_json_and_its_keys_are_documented(machine: Machine) -> None:
     assert report["driver"]["gpus"] == {"0": "0000:00:00.0"}
     nodes = {node["path"]: node for node in report["nodes"]}
     assert (nodes["nvidia5"]["major"], nodes["nvidia5"]["minor"], nodes["nvidia5"]["mode"]) == (195, 5, "0666")
-    assert nodes["nvidia5"]["unwanted"] is True
+    assert (nodes["nvidia5"]["unwanted"], nodes["nvidia5"]["findings"][0]["id"]) == (False, "node.no-gpu")
     assert nodes["nvidia0"]["findings"] == []
     assert nodes["char/195:0"]["target"] == "../nvidia0"
     assert report["missing"][0]["id"] == "node.missing"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import host
 import pytest
 from click.testing import CliRunner, Result
+from host import NOBODY
 
 from nvsandbox import hostnodes, noderemoval, nodeundo
 from nvsandbox.cli import main
@@ -314,8 +315,8 @@ def test_hidden_processes_may_have_it_open(machine: Machine) -> None:
 def test_another_pid_namespace_sees_too_little(lived: Machine) -> None:
     lived.container_driver(0)
     lived.usual_nodes(0, link=False)
-    (lived.proc / "self" / "ns").mkdir(parents=True)
-    (lived.proc / "self" / "ns" / "pid").symlink_to("pid:[4026532999]")
+    (lived.proc / "1" / "ns").mkdir(parents=True)
+    (lived.proc / "1" / "ns" / "pid").symlink_to("pid:[4026532999]")
     result = run(lived, "--clean", "--dev-root", str(lived.driver_dev))
     assert "this pid namespace is not the host's" in result.output
 
@@ -445,6 +446,14 @@ def test_thousands_of_channels(lived: Machine) -> None:
     assert os.listdir(lived.dev) == ["char"]
     assert run(lived, "--undo", str(file)).exit_code == 0
     assert contents(lived) == before
+
+
+def test_where_the_undo_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert nodeundo.default_path({}).startswith("/var/lib/nvsandbox/nodes-2")
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    assert nodeundo.default_path({"HOME": "/home/a"}).startswith("/home/a/.local/state/nvsandbox/nodes-2")
+    assert nodeundo.default_path({"HOME": "/home/a", "XDG_STATE_HOME": "/s"}).startswith("/s/nvsandbox/nodes-2")
 
 
 def test_json(lived: Machine) -> None:

@@ -142,6 +142,27 @@ def test_a_node_whose_gpu_is_gone(machine: Machine) -> None:
     machine.usual_nodes(0, 3)
     assert found(machine)["nvidia3"] == ["node.no-gpu"]
     assert found(machine)["nvidia0"] == []
+    # It is the host's, which uses it again when the GPU is back.
+    assert not any(node.unwanted for node in survey(machine).nodes)
+
+
+def test_a_node_whose_module_is_not_loaded(machine: Machine) -> None:
+    machine.driver(0, majors={"nvidia": 195})
+    machine.node("nvidia-uvm", 511, 0)
+    assert found(machine) == {"nvidia-uvm": ["node.no-module"]}
+    assert not any(node.unwanted for node in survey(machine).nodes)
+
+
+def test_links_out_of_a_dev_that_is_mounted_elsewhere(machine: Machine) -> None:
+    """As a container sees the host's: their ends count from the root that is mounted there, and what is not mounted
+    cannot be judged."""
+    machine.container_driver(0)
+    machine.node("nvidia0", 195, 0, dev=str(machine.driver_dev.parent))
+    char = machine.dev / "char"
+    (char / "195:0").symlink_to("/run/driver/nvidia0")
+    (char / "195:1").symlink_to("/run/driver/nvidia0")
+    (char / "195:2").symlink_to("/elsewhere/dev/nvidia2")
+    assert found(machine) == {"char/195:0": [], "char/195:1": ["link.stale"], "char/195:2": []}
 
 
 def test_odd_things_in_a_nodes_place(machine: Machine) -> None:
