@@ -637,16 +637,18 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
 {
     struct nvs_caller_lane *lane = place->lane; /* a signal handler's call may take this thread's place */
     PyObject *owner = place->owner;
-    unsigned char *frame = nvs_lane_frame (lane);
     enum nvs_answer_kind kind = NVS_NO_ANSWER;
+    const unsigned char *frame;
+    uint32_t length;
     PyObject *done;
     int waited;
 
-    write_request (plan, given, frame);
+    write_request (plan, given, nvs_lane_frame (lane));
     nvs_lane_send (lane, plan->head_len + plan->data_len);
     waited = await (self, owner, lane);
-    if (waited == 0)
-        kind = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
+    frame = waited == 0 ? nvs_lane_reply (lane, &length) : NULL;
+    if (frame != NULL)
+        kind = read_reply (plan, given, frame, length, result);
     nvs_lane_leave (lane);
     if (waited != 0) {
         give_up_lane (self->link, owner);
