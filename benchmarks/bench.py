@@ -29,8 +29,8 @@ import report
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 
-PARTS = ["calls-null", "calls-sim", "delays", "single", "threads", "scrape", "scaling", "startup", "startup-big",
-         "memory", "idle"]  # fmt: skip
+PARTS = ["calls-null", "calls-sim", "delays", "single", "threads", "scrape", "scaling",
+         "startup", "startup-steps", "startup-big", "memory", "idle"]  # fmt: skip
 REAL = ["calls-real", "scrape-real"]
 # What decides for --check: the others take longer, or say nothing by their ratios.
 CHECKED = ["calls-null", "delays", "threads", "scrape", "startup"]

@@ -10,16 +10,10 @@ the direct call in the same rounds (or to what "base" names), with quartiles too
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import mmap
 import os
-import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,19 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import host
+import startup
 from measure import Batch, batch, interleave, latencies, percentiles, ratio, spread
-from ways import (
-    PipeWorker,
-    Target,
-    ThreadGroup,
-    Ways,
-    bubblewrapped,
-    forked,
-    fresh_pynvml,
-    manager,
-    rpyc,
-    unshared,
-)
+from ways import PipeWorker, Target, ThreadGroup, Ways
 from workloads import SCRAPE, WORKLOADS
 
 NEAR = ["direct", "shm", "routed", "pipe"]
@@ -225,155 +209,6 @@ def scaling(bench: Bench) -> None:
             bench.side_by_side("size of a process list", f"{size}", batches)
 
 
-# ---- start-up
-
-
-def _starts(start: Callable[[], float]) -> Batch:
-    return lambda times: sum(start() for _ in range(times))
-
-
-def _start_session(bench: Bench, target: str, transport: str) -> Callable[[], float]:
-    from nvsandbox import nvml_isolated
-
-    options = bench.target(target).options()
-
-    def start() -> float:
-        begin = time.perf_counter()
-        with nvml_isolated(transport=transport, **options) as nvml:
-            nvml.nvmlDeviceGetTemperature(nvml.nvmlDeviceGetHandleByIndex(0), 0)
-            return time.perf_counter() - begin
-
-    return start
-
-
-def _start_direct(target: Target) -> Callable[[], float]:
-    nvml = fresh_pynvml()
-    os.environ["NVSANDBOX_SIM"] = target.simulate
-
-    def start() -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            copy = shutil.copy(target.library, folder)  # else it would be loaded once and for all
-            nvml._nvmlGetFunctionPointer_cache.clear()
-            begin = time.perf_counter()
-            nvml.nvmlLib = ctypes.CDLL(copy)
-            nvml.nvmlInit()
-            nvml.nvmlDeviceGetTemperature(nvml.nvmlDeviceGetHandleByIndex(0), 0)
-            seconds = time.perf_counter() - begin
-            nvml.nvmlShutdown()
-            return seconds
-
-    return start
-
-
-def _start_true() -> float:
-    begin = time.perf_counter()
-    subprocess.run(["/bin/true"], check=True, close_fds=False)
-    return time.perf_counter() - begin
-
-
-def _start_worker(target: Target) -> Callable[[], float]:
-    def start() -> float:
-        begin = time.perf_counter()
-        worker = PipeWorker(target)
-        worker.ask("temperature", 0)
-        seconds = time.perf_counter() - begin
-        worker.close()
-        return seconds
-
-    return start
-
-
-def _start_opened(opened: Callable[[Target], Any], target: Target) -> Callable[[], float]:
-    def start() -> float:
-        begin = time.perf_counter()
-        with opened(target) as ask:
-            ask("temperature", 0)
-            return time.perf_counter() - begin
-
-    return start
-
-
-def _start_process(ask: Callable[..., Any]) -> Callable[[], float]:
-    def start() -> float:
-        begin = time.perf_counter()
-        ask("temperature", 0)
-        return time.perf_counter() - begin
-
-    return start
-
-
-def startup(bench: Bench) -> None:
-    """Until the first temperature is there. Compared with what it takes to run /bin/true, for a start is mostly the
-    kernel's work."""
-    target = bench.target("null")
-    starts: dict[str, Callable[[], float]] = {
-        "true": _start_true,
-        "direct": _start_direct(target),
-        "shm": _start_session(bench, "null", "shm"),
-        "pipe": _start_session(bench, "null", "pipe"),
-        "fork": _start_process(forked(target)),
-    }
-    if not bench.quick:
-        starts["worker"] = _start_worker(target)
-        starts["manager"] = _start_opened(manager, target)
-        for name, make in {
-            "rpyc": lambda: _start_opened(rpyc, target),
-            "unshare": lambda: _start_process(unshared(target, bench.query)),
-            "bwrap": lambda: _start_process(bubblewrapped(target)),
-        }.items():
-            if name not in bench.missing:
-                starts[name] = make()
-    bench.side_by_side(
-        "start-up", "library that starts at once", {name: _starts(start) for name, start in starts.items()}, base="true"
-    )
-    simulated = {"true": _starts(_start_true), "shm": _starts(_start_session(bench, "h100x8", "shm"))}
-    bench.side_by_side("start-up", "simulator, 8 GPUs", simulated, base="true")
-
-
-def startup_of_big_callers(bench: Bench) -> None:
-    """The same where the caller is large and has many threads: a small caller, a big one, a small one again."""
-    gib = 1 if bench.quick else 8
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
-    if available < gib + 2:
-        gib = max(1, available - 2)
-    starts = {
-        "shm": _start_session(bench, "null", "shm"),
-        "fork": _start_process(forked(bench.target("null"))),
-    }
-    times = {"shm": 5 if bench.quick else 30, "fork": 3 if bench.quick else 15}
-
-    def measured() -> dict[str, list[float]]:
-        for start in starts.values():
-            start()
-        found: dict[str, list[float]] = {name: [] for name in starts}
-        for number in range(max(times.values())):
-            for name, start in starts.items():
-                if number < times[name]:
-                    found[name].append(start())
-        return found
-
-    small = measured()
-    memory = mmap.mmap(-1, gib << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for offset in range(0, len(memory), 4096):
-        memory[offset] = 1
-    stop = threading.Event()
-    waiting = [threading.Thread(target=stop.wait) for _ in range(200)]
-    for thread in waiting:
-        thread.start()
-    big = measured()
-    stop.set()
-    for thread in waiting:
-        thread.join()
-    memory.close()
-    again = measured()
-    for name in starts:
-        base = statistics.median(small[name] + again[name])
-        case = f"caller with {gib} GiB of memory and 200 threads"
-        bench.add("start-up", "small caller, for comparison", name, "s", small[name] + again[name])
-        relative = spread([value / base for value in big[name]])
-        bench.add("start-up", case, name, "s", big[name], base="small caller", ratio=relative)
-
-
 # ---- memory and processor time
 
 
@@ -448,8 +283,9 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "scrape": lambda bench: scrape(bench, "h100x8"),
     "scrape-real": lambda bench: scrape(bench, "real"),
     "scaling": scaling,
-    "startup": startup,
-    "startup-big": startup_of_big_callers,
+    "startup": startup.compared,
+    "startup-steps": startup.steps,
+    "startup-big": startup.big_callers,
     "memory": memory,
     "idle": idle,
 }

@@ -14,7 +14,14 @@ from workloads import WORKLOADS
 Summary = dict[str, Any]
 Entry = dict[str, Any]
 
-_TITLES = {**TITLES, "true": "/bin/true, for comparison", "library": "the library itself"}
+_TITLES = {
+    **TITLES,
+    "true": "/bin/true, for comparison",
+    "library": "the library itself",
+    "in-caller": "caller",
+    "in-worker": "worker",
+    "between": "both",
+}
 _BASES = {"direct": "direct", "true": "/bin/true", "small caller": "small caller"}
 
 

@@ -64,7 +64,10 @@ class Worker:
         self.process = Process()
         self.init_result = 0
         self.library = ""
+        self.began_ns = 0
+        """When its program began, by ``time.monotonic_ns()``."""
         self.step_ns: dict[str, int] = {}
+        """How many nanoseconds each of its steps took, in their order."""
         self.tokens: dict[int, int] = {}
         """What stands here for handles of earlier workers of the session."""
         self._functions: dict[str, int | None] = {}
@@ -134,6 +137,7 @@ class Worker:
         report = self.control.receive(lib.NVS_MSG_READY, deadline, "loading and initialising NVML", go_on)
         self.init_result = int(report.init_result)
         self.library = text(report.library)
+        self.began_ns = int(report.began_ns)
         self.step_ns = {
             text(lib.nvs_core_step_name(step)): int(report.step_ns[step])
             for step in range(1, lib.NVS_STEP_COUNT)
