@@ -7,9 +7,10 @@ import contextlib
 import errno
 import io
 import json
+import os
+import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -24,6 +25,7 @@ from nvsandbox.cli.view import View
 # What writing fails with where nobody reads any more, and the exit status then: a pipe's other end, and a terminal that
 # has gone, of which SIGHUP may come too late.
 _GONE = {errno.EPIPE: 0, errno.EIO: 128 + signal.SIGHUP}
+_LONGEST_WAIT = 3600.0  # seconds; it then goes on waiting
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,13 +38,19 @@ class Ended(Exception):
 
 
 class _Signals:
-    """Raises Ended on the signals that end a program, and tells of a terminal's new size. In the main thread."""
+    """Raises Ended on the signals that end a program, and notes a terminal's new size. In the main thread.
+
+    A signal that comes just before a wait begins would not end it: Python runs handlers between its own instructions
+    only. So each signal also writes to a pipe (signal.set_wakeup_fd), and waiting is for that.
+    """
 
     def __init__(self) -> None:
-        self.resized = threading.Event()
         self._before: dict[int, Any] = {}
+        self._resized = False
 
     def __enter__(self) -> _Signals:
+        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in _ENDS:
             self._before[number] = signal.signal(number, self._end)
         self._before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._resize)
@@ -51,6 +59,9 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        for end in self._pipe:
+            os.close(end)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         for each in _ENDS:
@@ -58,7 +69,15 @@ class _Signals:
         raise Ended(number)
 
     def _resize(self, number: int, frame: FrameType | None) -> None:
-        self.resized.set()
+        self._resized = True
+
+    def resized_within(self, seconds: float) -> bool:
+        """Waits so long, or until the terminal has another size."""
+        ready, _, _ = select.select([self._pipe[0]], [], [], seconds)
+        if ready:
+            os.read(self._pipe[0], 4096)
+        resized, self._resized = self._resized, False
+        return resized
 
 
 def watch(view: View, nvml: Any, seconds: float, count: int | None, as_json: bool) -> None:
@@ -71,7 +90,7 @@ def watch(view: View, nvml: Any, seconds: float, count: int | None, as_json: boo
     screen: contextlib.AbstractContextManager[Any] = _Screen() if in_place else contextlib.nullcontext(_Paper(as_json))
     try:
         with _Signals() as signals, screen as output:
-            for _ in _times(seconds, count, signals.resized, output.redraw):
+            for _ in _times(seconds, count, signals, output.redraw):
                 output.show(view, *_read(view, nvml))
     except Ended as ended:
         sys.exit(ended.exit_code)
@@ -90,7 +109,7 @@ def _read(view: View, nvml: Any) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def _times(seconds: float, count: int | None, resized: threading.Event, redraw: Any) -> Iterator[int]:
+def _times(seconds: float, count: int | None, signals: _Signals, redraw: Any) -> Iterator[int]:
     """Ends each wait at a multiple of the interval after the start, however long what happens in between takes; those
     that passed meanwhile are left out."""
     start = time.monotonic()
@@ -102,8 +121,7 @@ def _times(seconds: float, count: int | None, resized: threading.Event, redraw: 
             return
         tick = max(tick + 1, int((time.monotonic() - start) // seconds) + 1)
         while (left := start + tick * seconds - time.monotonic()) > 0:
-            if resized.wait(min(left, threading.TIMEOUT_MAX)):
-                resized.clear()
+            if signals.resized_within(min(left, _LONGEST_WAIT)):
                 redraw()
 
 

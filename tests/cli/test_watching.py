@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+
+from nvsandbox.cli import watching
 
 COMMAND = [sys.executable, "-m", "nvsandbox", "query", "--simulate"]
 
@@ -259,3 +262,19 @@ def test_problems_are_on_the_screen() -> None:
 def test_csv_on_a_terminal_is_lines() -> None:
     with on_terminal("t4", "--query-gpu=name", "--format=csv", "-lms", "50", "--count", "2") as terminal:
         assert terminal.rest().replace("\r", "") == "name\nTesla T4\nTesla T4\n"
+
+
+def test_a_signal_that_another_thread_gets_ends_the_wait() -> None:
+    """The kernel may give a signal to any thread, or just before the wait begins: neither interrupts the wait itself."""
+    with watching._Signals() as signals:
+        thread = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGWINCH))
+        thread.start()
+        assert signals.resized_within(20)
+        thread.join()
+        assert not signals.resized_within(0)
+        thread = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+        thread.start()
+        with pytest.raises(watching.Ended) as ended:
+            signals.resized_within(20)
+        thread.join()
+    assert ended.value.exit_code == 143
