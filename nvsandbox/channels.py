@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -180,15 +181,20 @@ class Pipe:
         self._busy.release()
 
     def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview:
+        self._next_look = time.monotonic() + SLICE_NS / 1e9
         # One sendall() would lose count of what was sent when it times out, so piece by piece.
         out = memoryview(len(frame).to_bytes(4, sys.byteorder) + frame)
         while out:
             try:
-                out = out[self._socket.send(out) :]
+                count = self._socket.send(out)
             except TimeoutError:
                 wait()
+                continue
             except OSError as error:
                 self._gone(wait, error)
+                continue
+            out = out[count:]
+            self._look(wait)
         size = int.from_bytes(self._receive(4, wait), sys.byteorder)
         if size > lib.NVS_FRAME_MAX:
             raise marshal.BrokenReply(f"a reply of {size} bytes")
@@ -209,7 +215,16 @@ class Pipe:
             if count == 0:
                 self._gone(wait, None)
             rest = rest[count:]
+            if rest:
+                self._look(wait)
         return buffer
+
+    def _look(self, wait: Callable[[], None]) -> None:
+        """Calls `wait` now and then also where no wait ends in vain: for a worker that always takes or gives a bit."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + SLICE_NS / 1e9
+            wait()
 
     def _gone(self, wait: Callable[[], None], error: OSError | None) -> None:
         # The socket closes a moment before the process can be reaped, and only then is its status known.
