@@ -155,8 +155,8 @@ def query(
             data = view.read(nvml)
     except (click.UsageError, *failure.EXPECTED) as error:
         if as_json:
-            # One line where a line is an object.
-            click.echo(json.dumps(failure.as_json(error), indent=2 if watch is watch_ms is None else None))
+            once = watch is None and watch_ms is None
+            click.echo(json.dumps(failure.as_json(error), indent=2 if once else None))  # else a line is an object
         raise
     if as_json:
         click.echo(json.dumps(view.as_json(data), indent=2, allow_nan=False))

@@ -105,6 +105,17 @@ def test_where_nothing_can_be_read_it_goes_on() -> None:
     assert [state["error"]["type"] for state in states] == ["WorkerDied"] * 2
 
 
+def test_where_no_worker_may_be_started_any_more_it_goes_on_too() -> None:
+    """After 20 restarts within a minute the session waits; meanwhile each query says so, and it is told once."""
+    done = finished("h100x4,crash=nvmlDeviceGetPowerUsage", "-lms", "50", "--count", "12", "--json")
+    assert done.returncode == 0
+    states = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(states) == 12
+    assert len(states[0]["gpus"]) == 4
+    assert "restarts within" in states[-1]["error"]["message"]
+    assert done.stderr.count("restarts within") == 1
+
+
 def test_without_a_sandbox_it_ends_at_once() -> None:
     done = finished("h100,crash=nvmlInit", "--watch", "0.1", "--json")
     assert done.returncode == 1
@@ -265,7 +276,7 @@ def test_csv_on_a_terminal_is_lines() -> None:
 
 
 def test_a_signal_that_another_thread_gets_ends_the_wait() -> None:
-    """The kernel may give a signal to any thread, or just before the wait begins: neither interrupts the wait itself."""
+    """The kernel may give a signal to any thread, or just before the wait begins. Neither interrupts the wait."""
     with watching._Signals() as signals:
         thread = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGWINCH))
         thread.start()
