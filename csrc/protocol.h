@@ -207,7 +207,8 @@ struct nvs_run {
     uint32_t environment_len;
 };
 
-/* To the parent that reports, before the user's program begins, which waits for a packet in answer. Two descriptors
+/* To the parent that reports, before the user's program begins, which waits for a packet in answer; another packet, of
+ * one byte, follows when the program cannot be executed after all. Two descriptors
  * come with it, but with GUARD: the mount namespace, which they keep alive, and the private /dev. */
 struct nvs_run_ready {
     uint32_t magic;

@@ -72,12 +72,22 @@ def _stay(pid: int, connection: socket.socket, handled: set[signal.Signals]) -> 
             with contextlib.suppress(OSError):
                 connection.send(b"g")
         status = _wait(pid, handled)
+        if not _was_executed(connection):
+            isolation = None
         difference = None if before is None else tree.compare(before, tree.picture(folders[1]))
     finally:
         for fd in folders:
             os.close(fd)
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     return Outcome(128 + number if number else os.WEXITSTATUS(status), number, isolation, difference)
+
+
+def _was_executed(connection: socket.socket) -> bool:
+    """Asked at the end. The program does not have the connection, so that nothing is there to be read then."""
+    try:
+        return not connection.recv(1, socket.MSG_DONTWAIT)
+    except OSError:
+        return True
 
 
 def _ready(connection: socket.socket) -> tuple[str | None, list[int]]:

@@ -150,8 +150,18 @@ def plan(run: Run, *, as_json: bool = False, report: int = -1) -> bytes:
     return bytes(ffi.buffer(header)) + start + environment
 
 
+def hold_standard_streams() -> None:
+    """Fills those that are closed, so that nothing of ours comes to lie there and is written to. The program has them
+    closed again."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # the lowest number that is free
+
+
 def _sealed(content: bytes) -> int:
-    """A memory file that nobody can change, under a number that is no standard stream's."""
+    """A memory file that nobody can change."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         fd = os.memfd_create("nvsandbox-plan", flags | _MFD_NOEXEC_SEAL)
@@ -159,9 +169,6 @@ def _sealed(content: bytes) -> int:
         if error.errno != errno.EINVAL:
             raise
         fd = os.memfd_create("nvsandbox-plan", flags)
-    if fd <= 2:  # one of them is closed, and is to stay so
-        low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-        os.close(low)
     _write(fd, content)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd

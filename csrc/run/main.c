@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "error.h"
@@ -90,6 +91,8 @@ become (const struct nvs_plan *plan, const char *file, char **argv, char **envir
 
     (void)snprintf (text, sizeof text, "cannot run %s: %s", file, exec_reason (err));
     nvs_say (text, "CommandError", status, (plan->run.flags & NVS_RUN_JSON) != 0);
+    if (plan->run.report >= 0)
+        (void)send (plan->run.report, "x", 1, MSG_NOSIGNAL); /* nothing to report; the exit status alone is ambiguous */
     return status;
 }
 

@@ -58,7 +58,10 @@ has_terminal (void)
 static int
 terminals (const struct nvs_devtree *tree, struct nvs_error *error)
 {
-    bool usable = !tree->bind_only || (tree->old >= 0 && faccessat (tree->old, "pts/ptmx", R_OK | W_OK, 0) == 0);
+    struct stat st;
+    /* By its mode: here there are capabilities of a namespace that the program will not have. */
+    bool usable = !tree->bind_only
+                  || (tree->old >= 0 && fstatat (tree->old, "pts/ptmx", &st, 0) == 0 && (st.st_mode & 0006) == 0006);
     int rc = ENOENT;
 
     if (usable || has_terminal ())

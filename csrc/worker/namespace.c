@@ -88,7 +88,7 @@ write_proc (const char *path, const char *text, struct nvs_error *error)
     return nvs_fail (error, NVS_STEP_ID_MAP, err, path, "%s",
                      err == EPERM || err == EACCES
                          ? "the kernel refused the id map: see sysctl kernel.apparmor_restrict_unprivileged_userns, "
-                           "and whether the worker's file can be read by this user"
+                           "whether the program's file can be read by this user, and whether root has CAP_SETFCAP"
                          : "cannot write the id map");
 }
 

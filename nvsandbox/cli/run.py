@@ -97,6 +97,7 @@ def run(
     executed; 125 nvsandbox failed (usage, no sandbox).
     With --report 128+N when signal N ended it.
     """
+    runner.hold_standard_streams()
     try:
         if not command:
             raise ValueError("no command: expected one after the options, as in nvsandbox run -- nvidia-smi")
@@ -156,7 +157,9 @@ def _reported(prepared: runner.Run, path: str | None, as_json: bool) -> int:
     return outcome.status
 
 
-def _tell(prepared: runner.Run, outcome: parent.Outcome, file: IO[str], as_json: bool) -> None:
+def _tell(prepared: runner.Run, outcome: parent.Outcome, file: IO[str] | None, as_json: bool) -> None:
+    if file is None:  # stderr is closed
+        return
     name = os.fsdecode(prepared.arguments[0])
     difference = outcome.difference
     if as_json:
