@@ -97,25 +97,28 @@ class Ancestry:
         self._top = top
         self._told = told
         self._seen: dict[int, Look] = {}
-        self._expected: dict[int, str] = {}
+        self._expected: set[int] = set()
         # A program's processes whose parents have ended become this process's own.
         self._above = (0,) if top is None else (0, os.getpid())
 
     def note(self, pid: int) -> None:
         """Remembers who this is now: when it has started a program."""
         now = look(pid)
-        path = self._expected.pop(pid, None)
         if now.alive:
             self._seen[now.process.pid] = self._with_first_parent(now)
-        elif pid in self._seen:  # it has ended, and what was known of it was another program
-            name = None if path is None else os.path.basename(path)[:15]
-            self._seen[pid] = replace(self._seen[pid], process=replace(now.process, name=name, exe=path))
+        elif pid in self._seen and pid not in self._expected:
+            # It has ended, and what was known of it was another program.
+            self._seen[pid] = replace(self._seen[pid], process=now.process)
+        self._expected.discard(pid)
 
     def expect(self, pid: int, path: str) -> None:
         """Remembers the program that a process is about to start, in case that it ends before it is looked at."""
-        if pid not in self._seen:
-            self.note(pid)
-        self._expected[pid] = path
+        now = look(pid)
+        if now.alive:
+            pid = now.process.pid
+            process = replace(now.process, name=os.path.basename(path)[:15], exe=path, cmdline=())
+            self._seen[pid] = replace(self._with_first_parent(now), process=process)
+            self._expected.add(pid)
 
     def note_child(self, pid: int, parent: int) -> None:
         """Remembers a new process, which runs its parent's program and may end before it can be looked at."""

@@ -171,6 +171,14 @@ def _lines(change: Change | watch.Event, dev: str) -> list[str]:
     return [shown(line) for line in lines]
 
 
+def _in_user_namespace() -> bool:
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            return file.read().split() != ["0", "0", "4294967295"]
+    except OSError:
+        return False
+
+
 # ---- a command ---------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +191,8 @@ def _ended(outcome: supervise.Outcome) -> str:
 
 
 def _run(command: Sequence[str], limit: float | None, as_json: bool, file: IO[str], to_stdout: bool) -> int:
+    if _in_user_namespace():
+        click.echo("nvsandbox: in this user namespace no program can create device nodes", err=True)
     outcome = supervise.run(command, limit=limit, stdout_to_stderr=as_json and to_stdout)
     if as_json:
         report = {

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 from auditing import Audit, compiled, names
 from host import NOBODY, Host, require
 
+from nvsandbox import simulate
 from nvsandbox.audit import calls
 from nvsandbox.cli import main
 
@@ -328,6 +330,65 @@ def test_everything_is_documented(audit: Audit) -> None:
     [change] = report["changes"]
     keys = {*report, *change, *change["after"], *change["by"][0]}
     assert keys <= set(re.findall(r"`([a-z_]+)`", page))
+
+
+def test_many_threads_at_once(audit: Audit) -> None:
+    code = """
+import os, threading
+def work(i):
+    for k in range(50):
+        path = f'/dev/t{i}-{k}'
+        os.mknod(path, 0o20666, os.makedev(195, 0)); os.chmod(path, 0o600); os.unlink(path)
+threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+[t.start() for t in threads]; [t.join() for t in threads]
+"""
+    report = audit.report(sys.executable, "-S", "-c", code)
+    assert report["exit_status"] == 0
+    # Each node is one thread's own, so that what became of it is all there.
+    assert Counter(change["what"] for change in report["changes"]) == {"created": 300, "changed": 300, "removed": 300}
+    assert all(change["by"] for change in report["changes"])
+
+
+def test_signals_do_not_disturb(audit: Audit) -> None:
+    code = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGALRM, lambda *_: None); signal.siginterrupt(signal.SIGALRM, False)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)\n"
+        "for k in range(100): os.mkdir(f'/dev/s{k}'); os.rmdir(f'/dev/s{k}')\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)"
+    )
+    report = audit.report(sys.executable, "-S", "-c", code)
+    assert report["exit_status"] == 0, report["errors"]
+    assert Counter(change["what"] for change in report["changes"]) == {"created": 100, "removed": 100}
+
+
+def test_a_sandboxed_query_leaves_nothing(audit: Audit) -> None:
+    """The sandbox works within an audit, and what NVML does in it is none of the host's."""
+    report = audit.report(sys.executable, "-m", "nvsandbox", "query", "--simulate", "h100x2")
+    assert report["exit_status"] == 0, report["errors"]
+    assert report["output"].count("H100") == 2
+    assert report["changes"] == []
+
+
+def test_the_same_without_a_sandbox_is_seen(audit: Audit) -> None:
+    library = str(simulate.parse("h100").library)
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).nvmlInit_v2()"
+    report = audit.report(sys.executable, "-c", code, library)
+    assert ("created", "/dev/nvidiactl") in brief(report)
+
+
+def test_in_another_pid_namespace(audit: Audit) -> None:
+    """Where the kernel does not tell of new processes: those that had ended are then unknown, but for the command."""
+    file = audit.folder / "report.json"
+    program = [sys.executable, "-m", "nvsandbox", "audit", "--json", "--output", str(file), "--", "sh", "-c"]
+    script = "(setsid sh -c 'sleep 0.2; mkdir /dev/x; exit 0' &); exit 0"
+    command = ["unshare", "-p", "-f", "--mount-proc", *program, script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 1, done.stderr
+    [change] = json.loads(file.read_text())["changes"]
+    assert names(change)[:2] == ["mkdir", "sh"]
+    assert names(change)[-2:] == [None, "sh"]
+    assert change["by"][-2]["pid"] == 0
 
 
 def test_the_command_is_slowed_down_little_elsewhere(audit: Audit, tmp_path: Path) -> None:
