@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from nvsandbox import forms
-from nvsandbox.asking import Asker
+from nvsandbox.asking import Asker, GivenUp
 from nvsandbox.field_table import FIELDS, Field
 from nvsandbox.sources import Call, Length, Own, Reading, Value, part_of
 
@@ -69,7 +69,10 @@ class Driver:
     def of(cls, nvml: Any) -> Driver:
         """The driver that is loaded."""
         asker = Asker(nvml, [])
-        version = asker.ask("driver_version", lambda: asker.text("nvmlSystemGetDriverVersion")) or ""
+        try:
+            version = asker.ask("driver_version", lambda: asker.text("nvmlSystemGetDriverVersion")) or ""
+        except GivenUp:
+            version = ""
         match = re.match(r"\d+", version)
         return cls(int(match[0]) if match else 9999)
 

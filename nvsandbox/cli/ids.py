@@ -9,7 +9,8 @@ from typing import Any
 import click
 import pynvml
 
-from nvsandbox.asking import Asker, bus_id_ways, gpu_asker, gpu_count
+from nvsandbox.asking import bus_id_ways, gpu_asker, gpu_count
+from nvsandbox.errors import CallTimeout
 from nvsandbox.topology import normal
 
 
@@ -56,14 +57,14 @@ def _names(nvml: Any, index: int) -> list[str]:
         raise
     except pynvml.NVMLError:
         return []
-    names = [name for name in (_asked(asker, way) for way in ways) if name]
+    names: list[str] = []
+    for way in ways:
+        try:
+            names.append(asker.attempt(*way))
+        except pynvml.NVMLError_Uninitialized:
+            raise
+        except CallTimeout:
+            break  # it would hang in the next question too
+        except pynvml.NVMLError:
+            continue
     return [*names, *(normal(name) for name in names if name.count(":") == 2)]
-
-
-def _asked(asker: Asker, ways: Sequence[Any]) -> str | None:
-    try:
-        return asker.attempt(*ways)  # type: ignore[no-any-return]
-    except pynvml.NVMLError_Uninitialized:
-        raise
-    except pynvml.NVMLError:
-        return None

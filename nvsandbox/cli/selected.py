@@ -11,7 +11,6 @@ import click
 
 from nvsandbox import fields, forms
 from nvsandbox.asking import Asker, GivenUp, gpu_count
-from nvsandbox.field_table import Field
 from nvsandbox.fields import Driver, Row, Style
 from nvsandbox.processes import Names, Process, running
 
@@ -138,8 +137,8 @@ class ComputeApps(_Csv):
         return lines
 
     def _read_gpu(self, nvml: Any, index: int, count: int, names: Names, lines: Lines) -> None:
-        wanted: list[Field] = fields.find(_OF_GPU.values())
-        row = Row(nvml, index, count, wanted, Driver(0), self.style)
+        wanted = [column.name for column in self._columns if column.name in _OF_GPU]
+        row = Row(nvml, index, count, fields.find(_OF_GPU[name] for name in wanted), Driver(0), self.style)
         lines.problems += [f"GPU {index}: {trouble}" for trouble in dict.fromkeys(row.troubles)]
         if row.asker is None:
             return
@@ -149,7 +148,7 @@ class ComputeApps(_Csv):
         except GivenUp:
             processes = None
         lines.problems += [f"GPU {index}: no processes: {failure.message}" for failure in asker.errors]
-        gpu = dict(zip(_OF_GPU, row.cells, strict=True))
+        gpu = dict(zip(wanted, row.cells, strict=True))
         for process in processes or ():
             lines.rows.append(", ".join(self._cell(column, process, gpu, names) for column in self._columns))
 

@@ -259,6 +259,17 @@ def test_a_hang_costs_one_timeout_for_each_gpu_and_a_crash_one_field() -> None:
     assert result.stderr.count("nvmlDeviceGetPowerUsage") == 2
 
 
+@pytest.mark.parametrize("function", ["nvmlSystemGetDriverVersion", "nvmlDeviceGetSerial", "nvmlSystemGetProcessName"])
+@pytest.mark.parametrize("fault", ["hang", "crash"])
+def test_what_the_query_itself_asks_may_fail_too(function: str, fault: str) -> None:
+    arguments = ("--simulate", f"h100x2,{fault}={function}", "--timeout", "0.3", "--format=csv,noheader")
+    (uuid,) = cells("h100x2", "uuid")[1]
+    for option, expected in (("--query-gpu=index,uuid", f"1, {uuid}\n"), ("--query-compute-apps=gpu_uuid,name", uuid)):
+        result = run(*arguments, option, "--id", uuid)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.startswith(expected)
+
+
 @pytest.mark.parametrize("symbols", ["v1", "v2"])
 def test_an_old_library(symbols: str) -> None:
     (row,) = cells(f"h100,symbols={symbols},frozen=1", "memory.used", "temperature.gpu", "clocks_event_reasons.active")

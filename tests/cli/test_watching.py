@@ -77,6 +77,11 @@ def test_the_header_comes_once() -> None:
     assert done.stdout.splitlines() == ["index, name", *["0, Tesla T4", "1, Tesla T4"] * 3]
 
 
+def test_without_a_number_it_is_nvidia_smis_5_seconds() -> None:
+    assert finished("t4", "-l", "--count", "1", "--query-gpu=index", "--format=csv,noheader").stdout == "0\n"
+    assert finished("t4", "-l5", "--count", "1", "--query-gpu=index", "--format=csv,noheader").stdout == "0\n"
+
+
 @pytest.mark.parametrize("view", [["--processes"], ["--mig"], ["--topology"]])
 def test_every_view_can_be_watched(view: list[str]) -> None:
     done = finished("a100,mig=1g.5gb", *view, "--watch", "0.05", "--count", "2", "--json")
