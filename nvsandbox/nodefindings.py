@@ -144,7 +144,7 @@ def of_link(
         yield Finding(
             "link.dangling",
             "warning",
-            f"{link.target} does not exist",
+            "what it leads to does not exist",
             "runc with systemd's cgroups looks devices up by these links: nvsandbox nodes --clean removes it",
             unwanted=True,
         )
@@ -160,7 +160,7 @@ def of_link(
         yield Finding(
             "link.to-unwanted-node",
             "warning",
-            f"it leads to {inside}, which should not be there",
+            "it leads to a node that should not be there",
             "nvsandbox nodes --clean removes both",
             unwanted=True,
         )

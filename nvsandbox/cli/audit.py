@@ -250,4 +250,4 @@ def _tell(event: watch.Event, dev: str, as_json: bool, file: IO[str]) -> int:
         for line in _lines(event, dev):
             print(line, file=file)
         file.flush()
-    return 1
+    return int(event.what != "touched")

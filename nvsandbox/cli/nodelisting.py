@@ -15,6 +15,8 @@ from nvsandbox.noderemoval import Result, Step, describe
 from nvsandbox.nodeundo import Restored
 
 _HEADS = ("NODE", "IS", "MODE", "OWNER", "STATE")
+_TOLD_MAX = 6
+"""Different things that are told of one kind of finding: there can be thousands of nodes."""
 _STYLES = {"unwanted": "yellow", "error": "red", "warning": "yellow"}
 
 
@@ -67,10 +69,16 @@ def _some(paths: list[str]) -> str:
 
 def _explanations(survey: Survey) -> list[str]:
     lines = []
+    told: dict[str, int] = {}
     pairs = ((node.path, finding) for node in survey.nodes for finding in node.findings)
     for paths, finding in _grouped(pairs):
-        lines.append(f"{finding.severity}: {_some(paths)}: {finding.what} [{finding.id}]")
-        lines.append(f"    {finding.remedy}")
+        told[finding.id] = told.get(finding.id, 0) + 1
+        if told[finding.id] <= _TOLD_MAX:
+            lines.append(f"{finding.severity}: {_some(paths)}: {finding.what} [{finding.id}]")
+            lines.append(f"    {finding.remedy}")
+    for key, count in told.items():
+        if count > _TOLD_MAX:
+            lines.append(f"and {count - _TOLD_MAX} more of [{key}]; --json has them all")
     for finding in survey.missing:
         lines.append(f"{finding.severity}: {finding.what} [{finding.id}]")
         lines.append(f"    {finding.remedy}")

@@ -98,8 +98,8 @@ def nodes(
     \b
     Examples:
       nvsandbox nodes
-      nvsandbox nodes --clean                  what would be removed, and why the rest would not
-      nvsandbox nodes --clean --yes            removes it, and says from which file it can be put back
+      nvsandbox nodes --clean           what would be removed, and what not and why
+      nvsandbox nodes --clean --yes     removes it, and says how to put it back
       nvsandbox nodes --undo FILE
 
     \b
@@ -220,7 +220,12 @@ def _clean(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool) -> in
         ]
     elif any(step.refusal is None for step in steps):
         written = undo_file or nodeundo.default_path()
-        with nodeundo.Journal(written, os.path.abspath(asked.dev)) as journal:
+        try:
+            journal = nodeundo.Journal(written, os.path.abspath(asked.dev))
+        except OSError as error:
+            text = f"{_words(error)}: what is removed cannot be written down; --undo-file names another place for it"
+            raise ValueError(text) from error
+        with journal:
             for result in noderemoval.carry_out(steps, survey, journal, asked.proc, ignore_unseen=asked.ignore_unseen):
                 results.append(result)
                 if not as_json:

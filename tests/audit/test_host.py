@@ -105,6 +105,12 @@ def test_what_was_there_before_is_known(audit: Audit, scratch: Path) -> None:
     assert (events[0]["before"]["mode"], events[0]["after"]["mode"]) == ("0600", "0666")
 
 
+def test_another_time_alone_is_no_change(audit: Audit) -> None:
+    events, status, _ = watched(audit, "touch /dev/null; sleep 0.3")
+    assert status == 0
+    assert {(event["what"], event["path"]) for event in events} == {("touched", "/dev/null")}
+
+
 def test_another_folder(audit: Audit, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     process = audit.start("--host", "--json", "--for", "1s", "--dev", str(tmp_path / "dev"))

@@ -165,6 +165,16 @@ def test_names_cannot_move_the_cursor(machine: Machine) -> None:
     assert json.loads(run(machine, "--json").stdout)["nodes"][0]["path"] == "nvidia-\x1b[2J\n"
 
 
+def test_thousands_of_findings_are_told_in_short(machine: Machine) -> None:
+    for minor in range(300):
+        machine.node(f"nvidia-caps-imex-channels/channel{minor}", 240, minor + 1, link=True)
+    result = run(machine)
+    assert result.exit_code == 1
+    rest = result.output.splitlines()[602:]  # after two lines of headings, the nodes and the links
+    assert len(rest) < 30
+    assert "and 294 more of [node.wrong-number]; --json has them all" in rest
+
+
 def test_a_table_on_a_terminal(machine: Machine) -> None:
     machine.usual_nodes(0)
     ours, theirs = pty.openpty()

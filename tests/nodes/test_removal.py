@@ -433,6 +433,7 @@ def test_an_undo_file_is_never_written_over(lived: Machine) -> None:
     result, file = cleaned(lived)
     assert result.exit_code == 3
     assert f"{file}: File exists" in result.stderr
+    assert "--undo-file names another place" in result.stderr
     assert file.read_text() == "precious"
     assert host.listing(str(lived.dev)) == before
 
