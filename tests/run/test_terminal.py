@@ -50,11 +50,8 @@ def test_ctrl_c_ends_what_does_not_catch_it(terminal: MakeTerminal) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_the_window_changes(terminal: MakeTerminal, how: tuple[str, ...]) -> None:
-    at = terminal(
-        COMMAND, "run", *how, "--",
-        sys.executable, "-c", "import os, signal; signal.signal(28, lambda *_: print(os.get_terminal_size(), flush=True))\n"
-        "print('ready', flush=True); input()",
-    )  # fmt: skip
+    script = "import os, signal; signal.signal(28, lambda *_: print(os.get_terminal_size(), flush=True))\n"
+    at = terminal(COMMAND, "run", *how, "--", sys.executable, "-c", f"{script}print('ready', flush=True); input()")
     at.expect("ready")
     at.resize(50, 123)
     at.expect(r"columns=123, lines=50")

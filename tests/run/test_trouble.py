@@ -173,7 +173,7 @@ def test_without_any_privilege(host_with_nobody: Host) -> None:
         assert "needs CAP_SYS_ADMIN" in mount[2]
         assert user[0] == 125
         assert "user namespace: " in user[2]
-        assert auto[3] and mount[3] and user[3]
+        assert [each[3] for each in (auto, mount, user)] == [True] * 3
 
 
 def test_as_an_unprivileged_user(host_with_nobody: Host) -> None:
@@ -252,7 +252,7 @@ def container() -> None:
 @pytest.mark.parametrize("options", [[], ["--user"], ["--lockdown"]])
 def test_in_a_container(host: Host, options: list[str]) -> None:
     script = (
-        "cd /dev; echo *; readlink log; stat -f -c %T . shm pts mqueue; echo x >null; echo x >shm/file; cat <>shm/file"
+        "cd /dev; echo *; readlink log; stat -f -c %T . shm pts mqueue; echo x >null; echo x >shm/file; cat shm/file"
     )
     [(status, shown, _, same)] = host.run(
         tried, setup=container, command=COMMAND, runs=[[*options, "--", "sh", "-c", script]]
