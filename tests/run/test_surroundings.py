@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What --driver-root and --simulate put into the program's environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import HOW, Run, surroundings
+
+VARIABLES = "import os; print({name: os.environ.get(name) for name in ('PATH', 'LD_LIBRARY_PATH', 'LD_PRELOAD')})"
+
+
+@pytest.fixture
+def driver_root(tmp_path: Path) -> Path:
+    """A driver's tree: a library, nvidia-smi and nothing of another system."""
+    root = tmp_path / "driver"
+    (root / "usr/lib64").mkdir(parents=True)
+    (root / "usr/lib64/libnvidia-ml.so.1").touch()
+    (root / "usr/lib/nvidia/current").mkdir(parents=True)
+    tool = root / "usr/lib/nvidia/current/nvidia-smi"
+    tool.write_text("#!/bin/sh\necho driver $*\n")
+    tool.chmod(0o755)
+    (root / "usr/bin").mkdir()
+    (root / "usr/bin/nvidia-smi").symlink_to("/usr/lib/nvidia/current/nvidia-smi")
+    return root
+
+
+def variables(run: Run, *options: str, **environment: str) -> dict[str, str | None]:
+    done = run(*options, "--", sys.executable, "-c", VARIABLES, env={**surroundings(), **environment})
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str | None] = eval(done.stdout)
+    return found
+
+
+def test_a_tree_of_the_driver_alone_comes_first(run: Run, driver_root: Path) -> None:
+    found = variables(run, "--driver-root", str(driver_root), LD_LIBRARY_PATH="/present")
+    assert found["LD_LIBRARY_PATH"] == f"{driver_root}/usr/lib64:/present"
+    assert found["PATH"] == f"{driver_root}/usr/lib/nvidia/current:{os.environ['PATH']}"
+    assert found["LD_PRELOAD"] is None
+    assert run("--driver-root", str(driver_root), "--", "nvidia-smi", "-L").stdout == "driver -L\n"
+
+
+def test_a_whole_system_takes_the_place_of_nothing(run: Run, driver_root: Path) -> None:
+    """A driver container has a C library and programs of its own, which are not for the programs of this system."""
+    (driver_root / "usr/lib64/libc.so.6").touch()
+    (driver_root / "usr/lib/nvidia/current/sh").touch()
+    done = run("--driver-root", str(driver_root), "--", "sh", "-c", "echo $PATH; echo $LD_PRELOAD; nvidia-smi -q")
+    path, preloaded, output = done.stdout.splitlines()
+    assert path == f"{os.environ['PATH']}:{driver_root}/usr/lib/nvidia/current"
+    assert preloaded == f"{driver_root}/usr/lib64/libnvidia-ml.so.1"
+    assert output == "driver -q"
+
+
+def test_without_a_driver_root_nothing_is_added(run: Run) -> None:
+    assert variables(run) == {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": None, "LD_PRELOAD": None}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_simulated_gpus(run: Run, how: tuple[str, ...]) -> None:
+    tool = str(Path(sys.executable).parent / "gpustat")
+    done = run(*how, "--simulate", "h100x8", "--", tool, "--json")
+    assert done.stdout.count('"uuid"') == 8, done.stderr
+    done = run(*how, "--simulate", "h100x8", "--devices", "0,2", "--", tool, "--json")
+    assert done.stdout.count('"uuid"') == 2, done.stderr
+
+
+def test_devices_cannot_be_made_by_the_program(run: Run) -> None:
+    """At the step mount it may make nodes: of the GPUs that it is to see, and of no others."""
+    script = "mknod /dev/nvidia2 c 195 2 && echo 2; mknod /dev/nvidia1 c 195 1 || echo not 1"
+    assert run("--simulate", "h100x4", "--devices", "0,2", "--", "sh", "-c", script).stdout == "2\nnot 1\n"
