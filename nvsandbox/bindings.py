@@ -15,7 +15,6 @@ import functools
 import os
 import threading
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ import pynvml
 
 from nvsandbox import _fast, plans
 from nvsandbox.errors import SandboxClosed, nvml_error
+from nvsandbox.weakly import Weakly
 
 _NVML_ERROR_UNINITIALIZED = 1
 _NVML_ERROR_UNKNOWN = 999
@@ -82,7 +82,7 @@ class Function:
         return f"<{self.__name__} in the sandbox>"
 
 
-_libraries: weakref.WeakSet[Library] = weakref.WeakSet()
+_libraries: Weakly[Library] = Weakly()
 
 
 class Library:
@@ -96,8 +96,7 @@ class Library:
         self._session = session
         self._link = link
         self._scopes: list[dict[str, Any]] = []  # the globals of functions that are bound to this
-        self._inits = 0
-        self._inits_lock = threading.RLock()  # reentrant, as the other locks here, for signal handlers call NVML too
+        self._inits: list[None] = []  # one for each; and not a number with a lock, for signal handlers call NVML too
         self._closed = False
         _libraries.add(self)
 
@@ -124,14 +123,13 @@ class Library:
         if name.startswith("nvmlInit"):
             result = self._session.call(name, arguments, returns_string)
             if result == 0:
-                with self._inits_lock:
-                    self._inits += 1
+                self._inits.append(None)
             return result
         if name == "nvmlShutdown":
-            with self._inits_lock:
-                if self._inits == 0:
-                    return _NVML_ERROR_UNINITIALIZED
-                self._inits -= 1
+            try:
+                self._inits.pop()
+            except IndexError:
+                return _NVML_ERROR_UNINITIALIZED
         result = self._session.call(name, arguments, returns_string)
         if result == _NVML_ERROR_UNKNOWN:
             self._session.hint()  # logs it: plain pynvml's exception has no place for it
@@ -139,11 +137,9 @@ class Library:
 
     def _close(self) -> None:
         """Ends this Library, and gives back the initialisations that its users have not."""
-        with self._inits_lock:
-            left, self._inits = self._inits, 0
-            if self._closed:
-                return
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
         for name, function in list(self.__dict__.items()):
             if isinstance(function, _fast.Function | Function):
                 del self.__dict__[name]
@@ -152,10 +148,11 @@ class Library:
         scopes, self._scopes = self._scopes, []
         for scope in scopes:
             _end(scope)
-        for _ in range(left):
+        while self._inits:
             try:
+                self._inits.pop()
                 self._session.call("nvmlShutdown", (), False)
-            except pynvml.NVMLError:
+            except (IndexError, pynvml.NVMLError):
                 break
 
 
@@ -288,8 +285,7 @@ def namespace(library: Library, session: object) -> types.ModuleType:
 
 def _after_fork_in_child() -> None:
     # A thread that does not exist here may hold any of these; pynvml holds its own while it looks a symbol up.
-    for library in list(_libraries):
-        library._inits_lock = threading.RLock()
+    for library in _libraries:
         for scope in library._scopes:
             scope["libLoadLock"] = threading.RLock()
 

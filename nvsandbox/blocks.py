@@ -3,52 +3,79 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextvars
 import logging
 import os
 import threading
 import types
-from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+from nvsandbox import _fast, aside
 from nvsandbox import options as options_
 from nvsandbox.bindings import Library, bind, draft
 from nvsandbox.options import Options
 from nvsandbox.routing import Route
-from nvsandbox.session import NVMLSession
+from nvsandbox.session import NVMLSession, close
 from nvsandbox.sharing import registry
 
 _log = logging.getLogger("nvsandbox")
 
 
-def _acquire(options: Options, meanwhile: Callable[[], None]) -> NVMLSession:
-    """The session with these options, or a new one. `meanwhile` is called while its worker starts."""
-    with registry.lock:
-        starting = registry.starting.setdefault(options, threading.Lock())
-    # A start may take a minute: blocks with other options do not wait for it.
-    with starting:
-        with registry.lock:
-            session = registry.sessions.get(options)
-            if session is not None:
-                session._users += 1
-                return session
-        session = NVMLSession(options, meanwhile)
-        with registry.lock:
-            session._users = 1
-            registry.sessions[options] = session
-        return session
+class _Block:
+    """One entering of a block, and all that it holds. For a thread of our own: see aside.py."""
 
+    def __init__(self) -> None:
+        self.session: NVMLSession | None = None
+        self.library: Library | None = None
+        self.route: Route | None = None
+        self.nvml: types.ModuleType | None = None
 
-def _release(session: NVMLSession) -> None:
-    with registry.lock:
-        session._users -= 1
-        last = session._users <= 0
-        # Here and not in close(): a block that is entered now must not get a session that is about to be closed.
-        if last and registry.sessions.get(session.options) is session:
-            del registry.sessions[session.options]
-    if last:
-        session.close()
+    def open(self, options: Options) -> None:
+        try:
+            with registry.lock:
+                self.session = registry.sessions.get(options)
+                if self.session is None:
+                    self.session = registry.sessions[options] = NVMLSession(options)
+                self.session.blocks.add(self)
+            drafts: list[types.ModuleType] = []
+            if self.session.keeper.worker is None:
+                # Made while the worker starts: it takes half as long as that.
+                self.session.keeper.meanwhile = lambda: drafts.append(draft())
+                self.session._running()
+            self.library = Library(self.session, self.session.link)
+            self.nvml = bind(drafts[0] if drafts else draft(), self.library, self.session)
+            self.route = Route(self.library)
+            self.route.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives back what it holds, whatever that is by now. Idempotent."""
+        try:
+            if self.route is not None:
+                self.route.close()
+            if self.library is not None:
+                self.library._close()
+        finally:
+            self.leave()
+            self.session = self.library = self.route = self.nvml = None  # in a context it may be remembered for longer
+
+    def leave(self) -> None:
+        """Leaves the session, and ends that if no other block is in it."""
+        session = self.session
+        if session is None:
+            return
+        with registry.lock:
+            last = self in session.blocks and len(session.blocks) == 1
+            session.blocks.discard(self)
+            # Here and not in close(): a block that is entered now must not get a session that is about to be closed.
+            if last:
+                registry.forget(session)
+        if last:
+            session.close()
 
 
 class NVML(Protocol):
@@ -59,7 +86,7 @@ class NVML(Protocol):
     def __getattr__(self, name: str) -> Any: ...
 
 
-class nvml_isolated:  # noqa: N801 - used as a function
+class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
     """A block in which NVML runs in a sandbox::
 
         with nvml_isolated() as nvml:
@@ -93,51 +120,73 @@ class nvml_isolated:  # noqa: N801 - used as a function
 
     def __init__(self, **options: Any) -> None:
         self._options = options_.make(options)
-        self._open: list[tuple[NVMLSession, Library, Route]] = []
+        self._open: list[_Block] = []
 
     def __enter__(self) -> NVML:
-        # Made while the worker starts: it takes half as long as that.
-        drafts: list[types.ModuleType] = []
-        session = _acquire(self._options, lambda: drafts.append(draft()))
+        block = _Block()
+        opening = aside.Task(lambda: block.open(self._options))
         try:
-            library = Library(session, session.link)
-            nvml = bind(drafts[0] if drafts else draft(), library, session)
-            route = Route(library)
-            route.open()
+            aside.start(opening.run)
+            opening.result()
+            self._open.append(block)
+            _entered.set((*_still_entered(), (self, block)))
+            return cast(NVML, block.nvml)
         except BaseException:
-            _release(session)
+            # Also a signal handler's, which Python runs at calls and jumps back: none comes after the last call above,
+            # and none before the one below.
+            if opening.error is None:
+                try:
+                    _thread.start_new_thread(aside.run, (self._undo, block, opening))
+                except RuntimeError:  # no more threads
+                    self._undo(block, opening)
             raise
-        block = session, library, route
-        self._open.append(block)
-        _entered.set((*(one for one in _entered.get() if one[1] in one[0]._open), (self, block)))
-        return cast(NVML, nvml)
 
-    def __exit__(self, *exc: object) -> None:
-        session, library, route = self._leave()
+    def _undo(self, block: _Block, opening: aside.Task[None]) -> None:
+        """After an entering that its caller does not wait for any more."""
+        if block in self._open:
+            self._open.remove(block)
+        block.leave()  # which ends the start if nobody else waits for it
+        opening.wait()
+        block.close()
+
+    # __exit__ is in C, where no signal handler comes in before it has started a thread that does _leave(); then it does
+    # _left() itself.
+
+    def _leave(self, outcome: list[BaseException], done: _thread.LockType) -> None:
+        """Leaves the block that was entered last: here, or if it was entered elsewhere, of all."""
         try:
-            try:
-                route.close()
-            finally:
-                library._close()
+            aside.run(self._last().close)
+        except BaseException as error:
+            outcome.append(error)
         finally:
-            _release(session)
+            done.release()
 
-    def _leave(self) -> tuple[NVMLSession, Library, Route]:
-        """The block that is left: the last that was entered here, or if it was entered elsewhere, the last of all."""
-        for one in reversed(_entered.get()):
-            owner, block = one
+    def _left(self, outcome: list[BaseException], done: _thread.LockType) -> None:
+        owner = os.getpid()
+        while not done.acquire(timeout=1.0):
+            if os.getpid() != owner:  # a forked child, in which there is no such thread
+                return
+        _entered.set(_still_entered())
+        if outcome:
+            raise outcome.pop()
+
+    def _last(self) -> _Block:
+        for owner, block in reversed(_entered.get()):  # in the context of who leaves it
             if owner is self and block in self._open:
                 self._open.remove(block)
-                _entered.set(tuple(other for other in _entered.get() if other is not one))
                 return block
         return self._open.pop()
 
 
 # The blocks that this thread or task has entered: one object may be used by many at a time. One variable for all
 # objects, for a context never forgets a variable.
-_entered: contextvars.ContextVar[tuple[tuple[nvml_isolated, tuple[NVMLSession, Library, Route]], ...]] = (
-    contextvars.ContextVar("nvsandbox_entered", default=())
+_entered: contextvars.ContextVar[tuple[tuple[nvml_isolated, _Block], ...]] = contextvars.ContextVar(
+    "nvsandbox_entered", default=()
 )
+
+
+def _still_entered() -> tuple[tuple[nvml_isolated, _Block], ...]:
+    return tuple(one for one in _entered.get() if one[1] in one[0]._open)
 
 
 _installed: dict[Options, NVML] = {}
@@ -152,18 +201,23 @@ def install(**options: Any) -> NVML:
     block = nvml_isolated(**options)
     with _install_lock:
         if block._options not in _installed:
-            _installed[block._options] = block.__enter__()
+            try:
+                _installed[block._options] = block.__enter__()
+            except BaseException:
+                # A signal handler's may come when it is entered.
+                if block._open and block._options not in _installed:
+                    block.__exit__(None, None, None)
+                raise
         return _installed[block._options]
 
 
 def _close_all() -> None:
     with registry.lock:
         sessions = list(registry.sessions.values())
-    for session in sessions:
-        try:
-            session.close()
-        except Exception:
-            _log.exception("closing %r", session)
+    try:
+        close(sessions)
+    except Exception:
+        _log.exception("closing %r", sessions)
 
 
 def _after_fork_in_child() -> None:

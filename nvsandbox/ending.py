@@ -8,11 +8,13 @@ import logging
 import os
 import signal
 import socket
-import threading
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nvsandbox._core import ffi, lib
 from nvsandbox.options import Options
+from nvsandbox.process import wait_all
 
 if TYPE_CHECKING:
     from nvsandbox.worker import Worker
@@ -24,47 +26,75 @@ STOP_LIMIT = 3.0  # from STOP to SIGTERM
 TERM_LIMIT = 3.0  # from SIGTERM to SIGKILL
 KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up
 
-_given_up: list[Worker] = []  # kept, so that they are reaped when they end after all
-_given_up_lock = threading.Lock()
+
+def limit() -> float:
+    """Seconds that an end takes at most."""
+    return STOP_LIMIT + TERM_LIMIT + 2 * KILL_LIMIT
+
+
+_given_up: set[Worker] = set()  # kept, so that they are reaped when they end after all
 
 
 def given_up(options: Options) -> int:
     """How many workers with these options there are now that even SIGKILL has not ended, whatever session was
     theirs."""
-    with _given_up_lock:
-        _given_up[:] = [worker for worker in _given_up if not worker.wait_ended(0)]
-        return sum(worker.options == options for worker in _given_up)
+    for worker in list(_given_up):
+        if worker.process.ended():
+            _given_up.discard(worker)
+            worker.released()
+    return sum(worker.options == options for worker in list(_given_up))
 
 
-def end(worker: Worker, grace: bool = True) -> None:
-    """Ends a worker that is marked as stopping; bounded in time."""
-    process, control = worker.process, worker.control
-    channels = worker.take_channels()
+def end(workers: Iterable[Worker], grace: bool = True) -> None:
+    """Ends workers, side by side; no longer than :func:`limit`. Those that another thread ends are waited for.
+
+    With `grace` calls that are under way have a moment to come back with their results; new ones are refused.
+    """
+    latest = time.monotonic() + limit()
+    workers = list(workers)
+    ours = {worker.process: worker for worker in workers if worker.begin_end(grace)}
+    for worker in ours.values():
+        _tell(worker, grace)
+    # Killing a user of NVML outright has been seen to wedge GPUs, so SIGKILL comes last.
+    left = wait_all(ours, STOP_LIMIT if grace else 0.2)
+    for number, seconds in ((signal.SIGTERM, TERM_LIMIT), (signal.SIGKILL, KILL_LIMIT)):
+        for process in left:
+            process.send(number)
+        left = wait_all(left, seconds)
+    for process, worker in ours.items():
+        if process in left:
+            worker.abandoned = True
+            _given_up.add(worker)
+            _log.error("the NVML worker %d cannot be ended (a driver call does not return); it is given up", worker.pid)
+        _release(worker)
+    for worker in workers:
+        if worker.process not in ours:
+            worker.finished.wait(max(0.0, latest - time.monotonic()))
+
+
+def _tell(worker: Worker, grace: bool) -> None:
+    """Asks it to end: by STOP, and by the end of the control connection."""
+    connection = worker.control.socket
     if grace:
         message = ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_STOP])
-        with contextlib.suppress(OSError):  # also where an end that was interrupted is gone through once more
-            control.socket.settimeout(0.1)
-            control.socket.send(bytes(ffi.buffer(message)))
+        with contextlib.suppress(OSError):
+            connection.settimeout(0.1)
+            connection.send(bytes(ffi.buffer(message)))
     with contextlib.suppress(OSError):
-        control.socket.shutdown(socket.SHUT_WR)
-    # Killing a user of NVML outright has been seen to wedge GPUs, so SIGKILL comes last.
-    ended = (
-        process.wait_ended(STOP_LIMIT if grace else 0.2)
-        or (process.send(signal.SIGTERM) and process.wait_ended(TERM_LIMIT))
-        or (process.send(signal.SIGKILL) and process.wait_ended(KILL_LIMIT))
-    )
-    if not ended:
-        worker.abandoned = True
-        with _given_up_lock:
-            _given_up.append(worker)
-        _log.error("the NVML worker %d cannot be ended (a driver call does not return); it is given up", worker.pid)
+        connection.shutdown(socket.SHUT_WR)
+
+
+def _release(worker: Worker) -> None:
+    """Closes what the caller has of it."""
+    control = worker.control
     # Not under the hands of a thread that is opening a channel. It lets go soon: the worker's end is closed.
     locked = control.lock.acquire(timeout=KILL_LIMIT)
     control.socket.close()
-    process.release()
     if locked:
         control.lock.release()
-    for channel in list(channels):  # forget() may still take some off
+    if not worker.abandoned:
+        worker.released()
+    for channel in worker.take_channels():
         # A busy one is closed by the thread that is in it, which sees that we are stopping.
         if channel.enter():
             with contextlib.suppress(Exception):
@@ -72,10 +102,4 @@ def end(worker: Worker, grace: bool = True) -> None:
     worker.finished.set()
 
 
-def _after_fork_in_child() -> None:
-    global _given_up_lock
-    _given_up_lock = threading.Lock()
-    _given_up.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_given_up.clear)

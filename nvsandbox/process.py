@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import select
-import threading
+import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from nvsandbox._core import ffi, lib
@@ -31,7 +33,12 @@ def _environment(simulated: str | None) -> list[bytes]:
 
 
 class Process:
-    """A worker's process, from :meth:`spawn` on."""
+    """A worker's process, from :meth:`spawn` on. No locks: a signal handler of the caller's may come here at any time.
+
+    Where the kernel has pidfds (Linux 5.3, and no filter of a container's that refuses them), signals and waits go by
+    one, which stands for this process and no other. By its number alone, signals are sent as long as it has not been
+    reaped here, for until then the number is its own; but a program that reaps all its children (``os.wait()``, an
+    ignored SIGCHLD) may have done it before us."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -39,9 +46,9 @@ class Process:
         self.why = ""  # it is ended, if it is we who end it
         self.closing = False
         """Whether it is ended because its sandbox is closed, and not for a fault of its own."""
-        self._lock = threading.RLock()  # reentrant, for a signal handler of the caller's may come here too
         self._death: tuple[int | None, int | None] | None = None  # signal, status
         self._pidfd: int | None = None
+        self._reaped = _thread.allocate_lock()
 
     def spawn(self, simulated: str | None, control: int) -> None:
         """Starts the program, with the descriptor `control` as its control connection. Raises SandboxStartError."""
@@ -53,7 +60,7 @@ class Process:
         try:
             result = lib.nvs_spawn(os.fsencode(PROGRAM), envp, control, pid, error)
         finally:
-            self.pid = int(pid[0])  # there is one even if Ctrl-C came meanwhile
+            self.pid = int(pid[0])  # whatever else goes wrong
         if result != 0:
             raise own_error(start_error(error))
         self._pidfd = self._open_pidfd()
@@ -61,28 +68,37 @@ class Process:
     def _open_pidfd(self) -> int | None:
         try:
             return os.pidfd_open(self.pid)
-        except (OSError, AttributeError):  # Linux before 5.3, or refused by a container's seccomp profile
+        except (OSError, AttributeError):
             return None
 
     def ended(self) -> bool:
         """Whether it has ended; its status is taken the first time that it has."""
-        with self._lock:
-            if self._death is not None:
-                return True
-            if os.getpid() != self.owner:
-                return False
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                self._death = (None, None)
-                return True
-            if pid == 0:
-                return False
-            if os.WIFSIGNALED(status):
-                self._death = (os.WTERMSIG(status), None)
-            else:
-                self._death = (None, os.WEXITSTATUS(status))
+        if self._death is not None:
             return True
+        if os.getpid() != self.owner:
+            return False
+        try:
+            # The status first and the reaping after it: an exception from a signal handler in between loses nothing.
+            status = os.waitid(*self._identity(), os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except OSError:  # reaped by somebody else; or by another thread, which has noted it before
+            death: tuple[int | None, int | None] = (None, None)
+        else:
+            if status is None:
+                return False
+            by_signal = status.si_code != os.CLD_EXITED
+            death = (status.si_status, None) if by_signal else (None, status.si_status)
+        if self._death is None:
+            self._death = death
+        # Once, for by then the number may be that of another child.
+        if self._reaped.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                os.waitid(*self._identity(), os.WEXITED | os.WNOHANG)
+        return True
+
+    def _identity(self) -> tuple[int, int]:
+        """For waitid()."""
+        pidfd = self._pidfd
+        return (os.P_PID, self.pid) if pidfd is None else (os.P_PIDFD, pidfd)
 
     def death(self, name: str) -> WorkerDied | SandboxClosed:
         """How it ended, while `name` was called."""
@@ -93,32 +109,40 @@ class Process:
         return WorkerDied(name, *self._death, self.why)
 
     def wait_ended(self, limit: float) -> bool:
-        """Waits until the it has ended, at most `limit` seconds. Whether it has."""
-        end = time.monotonic() + limit
-        while not self.ended():
-            left = end - time.monotonic()
-            if left <= 0:
-                return False
-            pidfd = self._pidfd
-            if pidfd is not None:
-                poller = select.poll()
-                poller.register(pidfd, select.POLLIN)
-                poller.poll(max(1, int(min(left, 0.1) * 1000)))
-            else:
-                time.sleep(min(left, 0.005))
-        return True
+        """Waits until it has ended, at most `limit` seconds. Whether it has."""
+        return not wait_all([self], limit)
 
-    def send(self, number: int) -> bool:
-        """Sends it a signal, if it is still there. True."""
-        # Not reaped yet, so that the number is still this process's.
-        with self._lock:
-            if self._death is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, number)
-        return True
+    def send(self, number: int) -> None:
+        """Sends it a signal, if it is still there. For the thread that ends it, which also releases it."""
+        if self.ended():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
+            else:
+                os.kill(self.pid, number)
 
     def release(self) -> None:
         """Gives up what it takes to follow the process."""
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
+
+
+def wait_all(processes: Iterable[Process], limit: float) -> list[Process]:
+    """Waits until all have ended, at most `limit` seconds. Those that have not."""
+    end = time.monotonic() + limit
+    while True:
+        left = [process for process in processes if not process.ended()]
+        seconds = end - time.monotonic()
+        if not left or seconds <= 0:
+            return left
+        poller = select.poll()
+        pause = 0.1
+        for process in left:
+            if process._pidfd is None:
+                pause = 0.005
+            else:
+                poller.register(process._pidfd, select.POLLIN)
+        poller.poll(max(1, int(min(seconds, pause) * 1000)))
+        processes = left

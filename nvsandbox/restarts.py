@@ -18,8 +18,8 @@ BACKOFF_MAX = 5.0
 
 
 class Restarts:
-    """Counts restarts after a death; `limit` may happen in any :data:`WINDOW` seconds. Not locked: its session's lock
-    is.
+    """Counts restarts after a death; `limit` may happen in any :data:`WINDOW` seconds. Not locked: :meth:`started` is
+    for one thread at a time, and the others may be called in any at any time.
 
     The first restart comes at once. When the next worker dies before it has answered a call, the one after it has to
     wait, longer each time: nothing says that it would fare better.
@@ -39,10 +39,11 @@ class Restarts:
     def wait(self) -> float:
         """Seconds until the next restart is allowed, 0 for now."""
         now = time.monotonic()
-        del self._times[: bisect_right(self._times, now - WINDOW)]
+        times = list(self._times)
+        times = times[bisect_right(times, now - WINDOW) :]
         left = 0.0
-        if len(self._times) >= self.limit:
-            left = self._times[0] + WINDOW - now
+        if len(times) >= self.limit:
+            left = times[0] + WINDOW - now
         if self._in_vain > 1:
             pause = min(BACKOFF_FIRST * 2 ** (self._in_vain - 2), BACKOFF_MAX)
             left = max(left, self._last + pause - now)
@@ -56,4 +57,5 @@ class Restarts:
     @property
     def recent(self) -> int:
         """Restarts in the present window."""
-        return len(self._times)
+        times = list(self._times)
+        return len(times) - bisect_right(times, time.monotonic() - WINDOW)

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import errno
 import logging
 import os
 import re
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pynvml
 
-from nvsandbox import _fast, devnodes, diagnose, launch, marshal, plans
+from nvsandbox import _fast, aside, devnodes, diagnose, marshal, plans
+from nvsandbox import keeper as keeper_
 from nvsandbox._core import lib
 from nvsandbox.channels import Lane
 from nvsandbox.ending import given_up
@@ -26,15 +25,14 @@ from nvsandbox.errors import (
     CallTimeout,
     SandboxClosed,
     SandboxError,
-    SandboxStartError,
     StaleHandle,
     WorkerDied,
 )
+from nvsandbox.keeper import Keeper
 from nvsandbox.options import Options
-from nvsandbox.restarts import WINDOW as RESTART_WINDOW
-from nvsandbox.restarts import Restarts
 from nvsandbox.revival import Recipes
 from nvsandbox.sharing import registry
+from nvsandbox.weakly import Weakly
 from nvsandbox.worker import LOOK_EVERY, Worker
 
 _log = logging.getLogger("nvsandbox")
@@ -56,17 +54,13 @@ _HINT_SECONDS = 10.0
 _TRIES_UNSENT = 4
 """How many workers a call is brought to, when each is gone before it could be handed over."""
 
-_ABANDONED_MAX = 4
-"""Workers in state D at which no more are started: each holds memory, and its GPU does not come back by asking
-again."""
-
 # For each session in whose deadline() block this thread or task is, when it ends; the innermost first.
 _deadlines: contextvars.ContextVar[tuple[tuple[object, float], ...]] = contextvars.ContextVar(
     "nvsandbox_deadlines", default=()
 )
 
 
-_sessions: weakref.WeakSet[NVMLSession] = weakref.WeakSet()
+_sessions: Weakly[NVMLSession] = Weakly()
 """All that this process has, open or not: in a forked child each needs new locks."""
 
 
@@ -76,30 +70,23 @@ class NVMLSession:
     Made by :func:`nvml_isolated`; not by hand. Its methods may be called from any thread.
     """
 
-    def __init__(self, options: Options, meanwhile: Callable[[], None] | None = None) -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
-        self._meanwhile = meanwhile  # to be done while the first worker starts
-        self._lock = threading.RLock()
-        self._closed = False
-        self._users = 0
-        # Not the lock above, which is held during a start: calls that are under way meanwhile are counted too.
+        self.blocks: set[object] = set()
+        """Those that are open in it."""
+        # Reentrant, for signal handlers and finalizers call NVML too; and never held while something is waited for.
         self._counts_lock = threading.RLock()
-        self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0, "restarts": 0, "recycles": 0}
-        self._restarts = Restarts(int(options.restart))
+        self._hint_lock = threading.RLock()
+        self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0}
         self._death_hooks: list[Callable[[WorkerDied], object]] = []
         self._restart_hooks: list[Callable[[NVMLSession], object]] = []
-        self._stateful = 0  # event sets and GPM samples: they would not survive a recycling
-        self._ending: list[Worker] = []  # given up, and not known to have ended yet
         self._recipes = Recipes()
         self._hint_text = ""
         self._hint_until = 0.0
         self.link = self._make_link()
+        self.keeper = Keeper(options, self.link)
         self._last_death: WorkerDied | None = None
-        self._worker: Worker | None = None
         _sessions.add(self)
-        if too_many := self._too_many_given_up():
-            raise SandboxStartError("start", errno.EBUSY, "", too_many)
-        self._worker = self._start()
 
     # ---- what users see
 
@@ -132,7 +119,7 @@ class NVMLSession:
         how many worker processes there are now that even SIGKILL has not ended, with those of earlier sessions with
         equal options."""
         with self._counts_lock:
-            counts = dict(self._counts)
+            counts = {**self._counts, **self.keeper.counts}
             if self.link is not None:
                 counts["calls"] += self.link.calls
                 counts["errors"] += self.link.errors
@@ -160,7 +147,7 @@ class NVMLSession:
     def _fast_look(self, lane: Lane, name: str, waited: float) -> None:
         worker = lane.worker
         if worker is None:
-            if self._closed:
+            if self.keeper.closed:
                 raise SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
             # Another thread has noticed its death before this one, and has already put a new one in its place.
             died = self._last_death
@@ -192,7 +179,7 @@ class NVMLSession:
             raise worker.death(broken)
 
     def _fast_learn(self, function: _fast.Function, arguments: tuple[Any, ...]) -> None:
-        worker = self._worker
+        worker = self.keeper.worker
         if worker is not None and self.link is not None and worker.serial == self.link.serial:
             name = function.__name__
             index = worker.function(name, None)
@@ -221,7 +208,7 @@ class NVMLSession:
     def _suspend(self, change: int) -> None:
         """While deadlines are open, calls go the slow way, which knows them."""
         if self.link is not None:
-            with self._lock:
+            with self._counts_lock:
                 self.link.suspended += change
 
     def _deadline(self) -> float | None:
@@ -239,125 +226,47 @@ class NVMLSession:
         return hook
 
     def on_restart(self, hook: Callable[[NVMLSession], object]) -> Callable[[NVMLSession], object]:
-        """Has `hook` called with this session after each restart, by the thread that made it. As :meth:`on_death`."""
+        """Has `hook` called with this session after each restart, by a thread that needed
+        it. As :meth:`on_death`."""
         self._restart_hooks.append(hook)
         return hook
 
     def close(self) -> None:
         """Shuts NVML down and ends the worker, whoever else still uses the session. Idempotent;
         takes some seconds at most."""
-        registry.forget(self)
-        self._closed = True  # before the lock, which may be held during a start: that ends then
-        with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None and worker.alive:
-            worker.process.closing = True
-        all_ = [ending for ending in (*self._ending, worker) if ending is not None and ending.owner == os.getpid()]
-        try:
-            for ending in all_:
-                ending.stop()
-        except BaseException:  # Ctrl-C: nobody comes back to the rest
-            for ending in all_:
-                ending.stop_aside()
-            raise
-        # The link refers to this session: without it both go when nobody has them any more.
-        with self._counts_lock:
-            link, self.link = self.link, None
-            if link is not None:
-                self._counts["calls"] += link.calls
-                self._counts["errors"] += link.errors
+        aside.do(lambda: close([self]))
 
     def __repr__(self) -> str:
-        worker = self._worker
-        state = "closed" if self._closed else f"worker {worker.pid}, {worker.isolation}" if worker else "no worker"
+        worker = self.keeper.worker
+        closed = self.keeper.closed
+        state = "closed" if closed else f"worker {worker.pid}, {worker.isolation}" if worker else "no worker"
         return f"<NVMLSession: {state}>"
 
     # ---- the worker
 
-    def _start(self) -> Worker:
-        worker = launch.start(self.options, self._go_on, self.link)
-        if self.link is not None:
-            self.link.serial = worker.serial
-        return worker
+    def _running(self, name: str = "") -> Worker:
+        """The worker, or a new one where it is gone, for a call of `name`.
 
-    def _running(self) -> Worker:
-        """The worker, or a new one where it is gone.
-
-        Raises WorkerDied where there may be no new one (yet), and what starting one raises.
+        Raises WorkerDied where there may be no new one (yet), CallTimeout where it is not there by the deadline, and
+        what starting one raises.
         """
-        worker = self._worker
-        if worker is not None and worker.owner == os.getpid():
+        worker = self.keeper.current()
+        if worker is not None:
             if worker.alive:
                 return worker
-            # Without the lock: what a hook of the caller's waits for may wait for us.
             self._note_death(worker)
-        with self._lock:
-            if self._closed:
-                raise self._is_closed()
-            worker = self._worker
-            if worker is not None and worker.owner == os.getpid():
-                if worker.alive:
-                    return worker
-                self._allow_restart(worker)
-                self._retire(worker)
-                self._restarts.started()
-                self._count("restarts")
-                self._worker = self._start()
-                restarted = True
-            else:
-                # The parent's: a process that was forked from it gets its own.
-                self._worker = self._start()
-                restarted = False
-            self._stateful = 0  # what there was of that went with the old one
-            worker = self._worker
-        if restarted:
-            _log.warning("a new NVML worker, %d, has taken the place of the old one", worker.pid)
+        end = self._deadline()
+        worker = self.keeper.running(None if end is None else max(0.0, end - time.monotonic()))
+        if worker is None:
+            raise CallTimeout(name or "the start of a worker", 0.0, False)
+        while self.keeper.untold:
+            try:
+                pid = self.keeper.untold.pop()
+            except IndexError:  # another thread tells it
+                break
+            _log.warning("a new NVML worker, %d, has taken the place of the old one", pid)
             self._run_hooks(self._restart_hooks, self)
         return worker
-
-    @staticmethod
-    def _is_closed() -> SandboxClosed:
-        return SandboxClosed("this sandbox is closed; open a new one with nvml_isolated()")
-
-    def _go_on(self) -> None:
-        """Ends a start that nobody waits for any more; and does what was to be done while the worker starts."""
-        if self._closed:
-            raise self._is_closed()
-        if self._meanwhile is not None:
-            meanwhile, self._meanwhile = self._meanwhile, None
-            meanwhile()
-
-    def _allow_restart(self, worker: Worker) -> None:
-        """Raises if there is to be no new worker after this one, or not yet."""
-        if not self.options.restart:
-            death = worker.death("")
-            if isinstance(death, WorkerDied):
-                death.sent = False
-            raise death
-        left = self._restarts.wait()
-        if left > 0:
-            why = (
-                f"{self._restarts.recent} restarts within {RESTART_WINDOW:g} s did not help, and the next is possible "
-                f"in {left:.2f} s (restart= sets how many are)"
-            )
-        elif too_many := self._too_many_given_up():
-            why = too_many
-        else:
-            return
-        death = worker.death("")
-        if isinstance(death, WorkerDied):
-            death = WorkerDied("", death.signal, death.status, f"{death.how}; {why}", False)
-        raise death
-
-    def _too_many_given_up(self) -> str:
-        """Why no more workers are started; "" where they are."""
-        number = given_up(self.options)
-        if number < _ABANDONED_MAX:
-            return ""
-        return (
-            f"{number} earlier workers cannot be ended even by SIGKILL, for they do not return from the driver, so no "
-            f"more are started; the GPU or its driver has to be reset"
-        )
 
     def _note_death(self, worker: Worker) -> None:
         """Counts and tells of the end of a worker that was needed, once."""
@@ -366,7 +275,7 @@ class NVMLSession:
                 return
             worker.noted = True
             self._count("deaths")
-            self._restarts.died(worker.answered)
+            self.keeper.restarts.died(worker.answered)
         death = worker.death("")
         if isinstance(death, WorkerDied):
             self._last_death = death
@@ -381,43 +290,12 @@ class NVMLSession:
             except Exception:
                 _log.exception("the hook %r failed", hook)
 
-    def _retire(self, worker: Worker) -> None:
-        """Takes leave of a worker that is gone, or that hangs: then its end goes on without us waiting for it."""
-        self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
-        if worker.wait_ended(0):
-            worker.stop()
-        else:
-            self._ending.append(worker)
-
-    def _recycle(self, worker: Worker) -> None:
-        """Replaces a worker that has served its time. Calls that are in it go on there."""
-        # Another thread may be at it, or restarting: this call is done, and does not wait for that.
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self._closed or self._worker is not worker or self._stateful > 0:
-                return
-            try:
-                fresh = self._start()
-            except (SandboxError, pynvml.NVMLError) as error:
-                _log.warning("the NVML worker %d is not recycled, for no new one can be started: %s", worker.pid, error)
-                worker.served_on()
-                return
-            self._worker = fresh
-            self._count("recycles")
-            self._ending = [ending for ending in self._ending if not ending.wait_ended(0)]
-            self._ending.append(worker)
-        finally:
-            self._lock.release()
-        _log.info("the NVML worker %d takes the place of %d, which is recycled", fresh.pid, worker.pid)
-        worker.finish()
-
     # ---- calls
 
     def has_function(self, name: str) -> bool:
         """Whether the loaded library has this symbol. Raises as :meth:`call` does."""
         for _ in range(_TRIES_UNSENT):
-            worker = self._running()
+            worker = self._running(name)
             try:
                 return worker.function(name, self._limit(name, ())) is not None
             except (WorkerDied, CallTimeout) as error:
@@ -436,11 +314,11 @@ class NVMLSession:
         """
         for _ in range(_TRIES_UNSENT):
             try:
-                worker = self._running()
+                worker = self._running(name)
                 result = self._call_in(worker, name, arguments, returns_string)
             except WorkerDied as error:
                 # A call that did not reach its worker can go to the next one. One that did is never repeated.
-                if error.sent or not self.options.restart or self._restarts.wait() > 0:
+                if error.sent or not self.options.restart or self.keeper.restarts.wait() > 0:
                     raise
                 last = error
                 continue
@@ -453,11 +331,29 @@ class NVMLSession:
                 # Such as: no descriptor is left for a channel, or a new worker cannot be started.
                 raise CallFailed(name, error) from error
             if self.options.recycle_after is not None and worker.outlived(self.options.recycle_after):
-                self._recycle(worker)
+                self.keeper.recycle(worker)
             return result
         raise last
 
     def _call_in(self, worker: Worker, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any:
+        if not _MAKES_STATE.search(name):
+            return self._call_there(worker, name, arguments, returns_string)
+        result = None
+        self.keeper.stateful.append(None)
+        try:
+            if self.keeper.worker is not worker:  # it is being recycled
+                raise worker.unsent(name)
+            result = self._call_there(worker, name, arguments, returns_string)
+            return result
+        finally:
+            if result != _NVML_SUCCESS:
+                self._one_less()
+
+    def _one_less(self) -> None:
+        with contextlib.suppress(IndexError):  # it went with its worker
+            self.keeper.stateful.pop()
+
+    def _call_there(self, worker: Worker, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any:
         call = self._prepare(name, arguments, returns_string)
         worker.calls += 1
         if worker.tokens:
@@ -474,10 +370,8 @@ class NVMLSession:
         if result == _NVML_SUCCESS:
             if "Handle" in name and self.options.restart:
                 self._recipes.remember(name, arguments, lambda name, arguments: self._ask(worker, name, arguments))
-            elif _MAKES_STATE.search(name):
-                self._stateful += 1
             elif call.flags & lib.NVS_CALL_RETIRES:
-                self._stateful = max(0, self._stateful - 1)
+                self._one_less()
         return result
 
     @staticmethod
@@ -548,7 +442,7 @@ class NVMLSession:
         """
         if self.options.simulate is not None:  # no driver, so that there is nothing to open
             return ""
-        with self._lock:
+        with self._hint_lock:
             now = time.monotonic()
             if now >= self._hint_until:
                 self._hint_until = now + _HINT_SECONDS
@@ -569,15 +463,31 @@ class NVMLSession:
                     self._counts[name] += 1
 
 
+def close(sessions: Iterable[NVMLSession]) -> None:
+    """Closes them side by side: it takes no longer than for one."""
+    sessions = list(sessions)
+    for session in sessions:
+        registry.forget(session)
+    keeper_.close(session.keeper for session in sessions)
+    for session in sessions:
+        # The link refers to the session: without it both go when nobody has them any more.
+        session.keeper.link = None
+        with session._counts_lock:
+            link, session.link = session.link, None
+            if link is not None:
+                session._counts["calls"] += link.calls
+                session._counts["errors"] += link.errors
+
+
 def _after_fork_in_child() -> None:
     # Locks may be held by threads that do not exist here.
-    for session in list(_sessions):
-        session._lock = threading.RLock()
+    for session in _sessions:
         session._counts_lock = threading.RLock()
+        session._hint_lock = threading.RLock()
         session._recipes.after_fork()
-        session._ending = []
+        session.keeper.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["NVMLSession"]
+__all__ = ["NVMLSession", "close"]

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """The sessions of this process that a new block may share. Whoever looks or changes holds ``lock``."""
+    """The sessions of this process that a new block may share. Whoever looks or changes holds ``lock``, and does so
+    aside (aside.py)."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.sessions: dict[Options, NVMLSession] = {}
-        self.starting: dict[Options, threading.Lock] = {}
 
     def forget(self, session: NVMLSession) -> None:
         """Has nobody share this session any more."""
@@ -30,7 +30,6 @@ class Registry:
     def after_fork_in_child(self) -> None:
         # Locks may be held by threads that do not exist here.
         self.lock = threading.RLock()
-        self.starting.clear()
 
 
 registry = Registry()

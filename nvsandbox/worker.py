@@ -7,15 +7,15 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import socket
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 
-from nvsandbox import _fast, control, ending, handshake, marshal
+from nvsandbox import _fast, aside, control, ending, handshake, marshal
 from nvsandbox._core import ffi, lib
 from nvsandbox.channels import Channels, Holder, Lane, Pipe
 from nvsandbox.control import Control
@@ -36,8 +36,8 @@ _serials = itertools.count(1)
 _TOO_LARGE = int(lib.NVS_STATUS_TOO_LARGE).to_bytes(4, sys.byteorder)
 
 
-_all: weakref.WeakSet[Worker] = weakref.WeakSet()
-"""The workers of this process, from before they are started until they are forgotten."""
+_all: set[Worker] = set()
+"""The workers of this process whose ends are not over."""
 
 _fork_lock = threading.RLock()
 """Held while a forked child would inherit what nobody there knows of: the worker's end of a new control connection (so
@@ -73,10 +73,9 @@ class Worker:
         self._functions: dict[str, int | None] = {}
         self._channels = Channels()
         self._open: set[Lane | Pipe] = set()
-        # Reentrant: a signal handler of the caller's may run, and call NVML, while its thread holds it.
-        self._state_lock = threading.RLock()
         self._use_lanes = options.transport != "pipe"
-        self._inside = 0  # calls that are under way
+        # No lock guards this and what follows: each change is one step, for a signal handler may come between any two.
+        self._inside: set[object] = set()  # a token for each call that is under way
         self.calls = 0  # that the marshaller made
         self._link_calls = 0 if link is None else link.calls
         self._next_look = LOOK_EVERY
@@ -84,11 +83,12 @@ class Worker:
         """Whether it has ever answered."""
         self.noted = False
         """Whether its death was counted."""
-        self.condemned = False
         self.recycled = False
         self.abandoned = False
         """Whether even SIGKILL has not ended it."""
         self._stopping = False
+        self._condemned = False  # nobody waits for its answers
+        self._ender = threading.Lock()  # whoever gets this ends it
         self._drain_until = 0.0  # until then calls that are under way may go on, although it is stopping
         self.finished = threading.Event()  # its end is over, whether it has ended or not
         minors = handshake.device_minors(options)
@@ -162,8 +162,7 @@ class Worker:
         if holder is not None and holder.channel.enter():
             return holder.channel, False
         channel = make(self, wait)
-        with self._state_lock:
-            self._open.add(channel)
+        self._open.add(channel)
         if holder is not None:
             # A signal handler or a finalizer calls NVML while the call that it interrupted has this thread's channel.
             return channel, True
@@ -172,8 +171,7 @@ class Worker:
 
     def forget(self, channel: Lane | Pipe) -> None:
         """Takes a channel off the list of those to close at the end."""
-        # Without the lock, for this is called at the interpreter's exit too, when a daemon thread may have ended with
-        # it. One step for Python; if the end has the channel on its list by now, it is closed twice, which is harmless.
+        # If the end has the channel on its list by now, it is closed twice, which is harmless.
         self._open.discard(channel)
 
     def _on_channel(
@@ -236,11 +234,11 @@ class Worker:
             if limit is not None and time.monotonic() - start > limit:
                 raise CallTimeout(name, limit)
 
-        with self._state_lock:
-            if self._stopping:
-                raise self._unsent(name)
-            self._inside += 1
+        token = object()
         try:
+            self._inside.add(token)  # before the look: see _finish()
+            if self._stopping:
+                raise self.unsent(name)
             reply = None
             held = self._lane_if_possible(wait)
             if held is not None:
@@ -267,10 +265,9 @@ class Worker:
         except WorkerDied as error:
             if sent and error.sent:
                 raise
-            raise self._unsent(name) from error
+            raise self.unsent(name) from error
         finally:
-            with self._state_lock:
-                self._inside -= 1
+            self._inside.discard(token)
 
     def _lane_if_possible(self, wait: Callable[[], None]) -> tuple[Lane | Pipe, bool] | None:
         """This thread's lane, as _channel() gives it; None where calls go over sockets."""
@@ -286,7 +283,8 @@ class Worker:
             _log.info("shared memory is not possible here, so calls go over a socket: %s", error)
             return None
 
-    def _unsent(self, name: str) -> WorkerDied | SandboxClosed:
+    def unsent(self, name: str) -> WorkerDied | SandboxClosed:
+        """The error for a call that has not reached it."""
         death = self.death(name)
         if isinstance(death, WorkerDied):
             death.sent = False
@@ -333,47 +331,47 @@ class Worker:
 
     def take_channels(self) -> set[Lane | Pipe]:
         """Those that are open, for who closes them."""
-        with self._state_lock:
-            channels, self._open = self._open, set()
-        return channels
+        taken = set()
+        while self._open:
+            with contextlib.suppress(KeyError):  # forget() may take some off
+                taken.add(self._open.pop())
+        return taken
 
     def condemn(self, why: str) -> None:
         """Ends a worker that is of no more use, off the caller's path."""
-        with self._state_lock:
-            if self._stopping:
-                return
-            self._stopping = True
-            self._unlink()
-            self.condemned = True
-            self.process.why = why
+        if self._stopping:
+            return
+        self._condemned = True
+        self.process.why = why
         _log.warning("ending the NVML worker %d: %s", self.pid, why)
-        self._end_aside()
+        aside.start(ending.end, [self], new=True)
+        self._stopping = True  # not only when that thread comes to it
+        self._unlink()
 
-    def _end_aside(self) -> None:
-        try:
-            threading.Thread(target=ending.end, args=(self,), name=f"nvsandbox-end-{self.pid}", daemon=True).start()
-        except RuntimeError:  # no more threads, or the interpreter's exit: then it takes our time
-            ending.end(self)
+    def begin_end(self, grace: bool) -> bool:
+        """No more calls to this worker, from here on; those under way may go on for a moment with `grace`. Whether it
+        is for the caller to end it: for one caller only."""
+        if not self._ender.acquire(blocking=False):
+            return False
+        if grace and not self._condemned:
+            self._drain_until = time.monotonic() + ending.DRAIN_LIMIT
+        self._stopping = True
+        self._unlink()
+        return True
 
     def finish(self) -> None:
         """Ends a worker that has been replaced, off the caller's path, as soon as no call is in it any more."""
-        # Without a thread it is left for the session's end.
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=self._finish, name=f"nvsandbox-finish-{self.pid}", daemon=True).start()
+        aside.start(self._finish, new=True)
 
     def _finish(self) -> None:
+        self._drain_until = math.inf
+        self.recycled = True
+        self.process.why = "it was recycled"
+        self._stopping = True
         self._unlink()
-        while True:
-            with self._state_lock:
-                if self._stopping:
-                    return
-                if self._inside == 0 and not self._lanes_in_use():
-                    self._stopping = True
-                    self.process.why = "it was recycled"
-                    self.recycled = True
-                    break
+        while (self._inside or self._lanes_in_use()) and not self._ender.locked() and not self.process.ended():
             time.sleep(0.02)
-        ending.end(self)
+        ending.end([self])
 
     def _lanes_in_use(self) -> bool:
         """Whether calls that went the short way are under way."""
@@ -403,32 +401,13 @@ class Worker:
         return pages * os.sysconf("SC_PAGE_SIZE") >= after.memory_bytes
 
     def stop(self, grace: bool = True) -> None:
-        """Ends the worker: asked to, then SIGTERM, then SIGKILL. Idempotent; bounded in time.
+        """Ends the worker, as :func:`ending.end`. Idempotent; bounded in time."""
+        aside.do(lambda: ending.end([self], grace))
 
-        With `grace` calls that are under way have a moment to come back with their results; new ones are refused.
-        """
-        with self._state_lock:
-            first = not self._stopping
-            if first and grace:
-                self._drain_until = time.monotonic() + ending.DRAIN_LIMIT
-            self._stopping = True
-            self._unlink()
-        if first:
-            try:
-                ending.end(self, grace)
-            except BaseException:  # Ctrl-C: nobody comes back to it
-                self._end_aside()
-                raise
-        else:
-            self.finished.wait(ending.STOP_LIMIT + ending.TERM_LIMIT + 2 * ending.KILL_LIMIT)
-
-    def stop_aside(self) -> None:
-        """As :meth:`stop`, without waiting for it."""
-        with self._state_lock:
-            if self._stopping:
-                return
-            self._stopping = True
-        self._end_aside()
+    def released(self) -> None:
+        """It holds nothing of this process any more."""
+        self.process.release()
+        _all.discard(self)
 
     def _unlink(self) -> None:
         """No more calls go the short way to this worker."""
@@ -455,7 +434,7 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(
-    before=lambda: _fork_lock.acquire(),
-    after_in_parent=lambda: _fork_lock.release(),
+    before=_fork_lock.acquire,  # and no Python function, in which a signal handler could run
+    after_in_parent=_fork_lock.release,
     after_in_child=_after_fork_in_child,
 )

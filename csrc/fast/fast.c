@@ -32,6 +32,7 @@
 #include <time.h>
 
 #include "../core/core.h"
+#include "block.h"
 #include "../core/reply.h"
 
 #define PLANS_MAX      4    /* for each function: pynvml passes one or two sets of types */
@@ -965,6 +966,9 @@ PyInit__fast (void)
     Py_INCREF (link); /* ours; the module has the other */
     link = NULL;
     if (PyModule_AddObject (module, "Function", function) < 0)
+        goto fail;
+    function = NULL;
+    if (nvs_block_add (module) < 0)
         goto fail;
     return module;
 fail:

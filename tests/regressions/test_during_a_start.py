@@ -42,10 +42,9 @@ def test_calls_go_on_while_a_worker_is_recycled() -> None:
             return longest
 
         other = pool.submit(call_all_the_time)
-        calls = 0
-        while nvml.session.stats()["recycles"] == 0 and calls < 10_000:  # looked at now and then
+        end = time.monotonic() + 20
+        while nvml.session.stats()["recycles"] == 0 and time.monotonic() < end:
             nvml.nvmlDeviceGetCount()
-            calls += 1
         assert nvml.session.stats()["recycles"] == 1
         assert other.result() < 0.5
 

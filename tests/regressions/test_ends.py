@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
@@ -37,14 +38,14 @@ def test_an_interrupted_close_still_ends_the_worker() -> None:
 def test_a_hang_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call raised RuntimeError in place of CallTimeout, and nobody ever ended the worker."""
 
-    def start(thread: threading.Thread) -> None:
+    def start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with nvml_isolated(simulate="t4,hang=nvmlDeviceGetName", timeout=0.2) as nvml:
         pid = nvml.session.pid
         device = nvml.nvmlDeviceGetHandleByIndex(0)
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", start)
+            patch.setattr(_thread, "start_new_thread", start)
             with pytest.raises(CallTimeout):
                 nvml.nvmlDeviceGetName(device)
         assert nvml.nvmlDeviceGetCount() == 1

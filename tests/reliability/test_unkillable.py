@@ -54,7 +54,7 @@ def test_nothing_waits_for_it(host: Host, stuck: dict[str, str]) -> None:
 
         from host import attempt
 
-        from nvsandbox import ending, nvml_isolated, session
+        from nvsandbox import ending, keeper, nvml_isolated
 
         ending.DRAIN_LIMIT, ending.STOP_LIMIT, ending.TERM_LIMIT, ending.KILL_LIMIT = 0.2, 0.3, 0.3, 0.3
         found: dict[str, Any] = {"calls": [], "states": []}
@@ -79,7 +79,7 @@ def test_nothing_waits_for_it(host: Host, stuck: dict[str, str]) -> None:
         options = {"library": library, "timeout": 0.3}
         block = nvml_isolated(**options)
         nvml = block.__enter__()
-        for number in range(1, session._ABANDONED_MAX + 1):
+        for number in range(1, keeper.ABANDONED_MAX + 1):
             nvml.nvmlSystemGetDriverVersion()
             pid = nvml.session.pid
             found["calls"].append((*timed(nvml.nvmlDeviceGetCount), given_up(number, nvml.session)))

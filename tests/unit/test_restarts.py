@@ -202,7 +202,8 @@ def test_recycled_after_calls_with_callers_in_it():
 
 def test_recycled_at_a_size():
     with nvsandbox.nvml_isolated(simulate="t4,leak_kib=100", recycle_after="32MiB") as nvml:
-        for _ in range(2000):
+        end = time.monotonic() + 20
+        while nvml.session.stats()["recycles"] < 3 and time.monotonic() < end:
             nvml.nvmlDeviceGetCount()
         assert nvml.session.stats()["recycles"] >= 3
 
@@ -219,4 +220,39 @@ def test_not_recycled_under_event_sets():
             nvml.nvmlEventSetWait(events, 10)
         nvml.nvmlEventSetFree(events)
         nvml.nvmlDeviceGetCount()
-        assert nvml.session.stats()["recycles"] == 1
+        until_recycled(nvml)
+
+
+def test_event_sets_made_while_the_next_worker_starts_stay():
+    with nvsandbox.nvml_isolated(simulate="h100,init_ms=200", recycle_after=5) as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        for _ in range(10):
+            nvml.nvmlDeviceGetCount()
+        events = nvml.nvmlEventSetCreate()
+        time.sleep(0.4)
+        assert nvml.session.stats()["recycles"] == 0
+        nvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventTypeXidCriticalError, events)
+        nvml.nvmlEventSetFree(events)
+        for _ in range(10):
+            nvml.nvmlDeviceGetCount()
+        until_recycled(nvml)
+
+
+def test_nobody_waits_for_a_recycling():
+    """The call after which it was due did, for the start of the next worker."""
+    with nvsandbox.nvml_isolated(simulate="t4,init_ms=700", recycle_after=5) as nvml:
+        longest, end = 0.0, time.monotonic() + 20
+        while nvml.session.stats()["recycles"] < 2 and time.monotonic() < end:
+            start = time.monotonic()
+            nvml.nvmlDeviceGetCount()
+            longest = max(longest, time.monotonic() - start)
+        assert nvml.session.stats()["recycles"] == 2
+        assert longest < 0.5
+
+
+def until_recycled(nvml, times=1):
+    """The next worker starts while calls go on."""
+    end = time.monotonic() + 20
+    while nvml.session.stats()["recycles"] < times and time.monotonic() < end:
+        time.sleep(0.01)
+    assert nvml.session.stats()["recycles"] == times

@@ -382,7 +382,7 @@ def test_counts_in_threads(plans: list[list[tuple[bool, int]]]) -> None:
     assert wrong == []
     assert session.most_shutdowns == 0
     for library, (inits, shutdowns) in zip(libraries, done, strict=True):
-        assert library._inits == inits - shutdowns >= 0
+        assert len(library._inits) == inits - shutdowns >= 0
     assert session.inits == sum(inits - shutdowns for inits, shutdowns in done)
     for library in libraries:
         library._close()

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The base of nvml_isolated, for its __exit__. A signal handler of the caller's may run, and raise KeyboardInterrupt, as the
+ * first thing in any Python function: written in Python, the end of a block could end before it has begun, and nobody
+ * comes back to it. In C nothing runs in between until the thread that does the work is there; nvsandbox/aside.py has the rest.
+ */
+#define Py_LIMITED_API 0x030a0000
+#include <Python.h>
+
+#include "block.h"
+
+static PyObject *start_new_thread;
+static PyObject *allocate_lock;
+static PyObject *copy_context;
+
+static PyObject *
+block_exit (PyObject *self, PyObject *exc)
+{
+    PyObject *outcome = PyList_New (0);
+    PyObject *done = PyObject_CallNoArgs (allocate_lock);
+    PyObject *locked = done != NULL ? PyObject_CallMethod (done, "acquire", NULL) : NULL;
+    PyObject *leave = PyObject_GetAttrString (self, "_leave");
+    PyObject *context = PyObject_CallNoArgs (copy_context);
+    PyObject *run = context != NULL ? PyObject_GetAttrString (context, "run") : NULL;
+    PyObject *started = NULL;
+    PyObject *result = NULL;
+
+    (void)exc;
+    if (outcome == NULL || locked == NULL || leave == NULL || run == NULL)
+        goto out;
+    started = PyObject_CallFunction (start_new_thread, "O(OOO)", run, leave, outcome, done);
+    if (started == NULL && PyErr_ExceptionMatches (PyExc_RuntimeError)) {
+        /* No more threads, or the interpreter's exit. */
+        PyErr_Clear ();
+        started = PyObject_CallFunctionObjArgs (leave, outcome, done, NULL);
+    }
+    if (started != NULL)
+        result = PyObject_CallMethod (self, "_left", "OO", outcome, done);
+out:
+    Py_XDECREF (started);
+    Py_XDECREF (run);
+    Py_XDECREF (context);
+    Py_XDECREF (leave);
+    Py_XDECREF (locked);
+    Py_XDECREF (done);
+    Py_XDECREF (outcome);
+    return result;
+}
+
+static PyMethodDef block_methods[] = {
+    { "__exit__", block_exit, METH_VARARGS,
+      "Does _leave (outcome, done) in a thread, and then _left (outcome, done)." },
+    { NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot block_slots[] = {
+    { Py_tp_doc, "A block whose end no signal handler prevents." },
+    { Py_tp_methods, block_methods },
+    { 0, NULL },
+};
+
+static PyType_Spec block_spec = {
+    .name = "nvsandbox._fast.Block",
+    .basicsize = sizeof (PyObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = block_slots,
+};
+
+static PyObject *
+from_module (const char *module, const char *name)
+{
+    PyObject *found = PyImport_ImportModule (module);
+    PyObject *object;
+
+    if (found == NULL)
+        return NULL;
+    object = PyObject_GetAttrString (found, name);
+    Py_DECREF (found);
+    return object;
+}
+
+int
+nvs_block_add (PyObject *module)
+{
+    PyObject *type;
+
+    start_new_thread = from_module ("_thread", "start_new_thread");
+    allocate_lock = from_module ("_thread", "allocate_lock");
+    copy_context = from_module ("contextvars", "copy_context");
+    if (start_new_thread == NULL || allocate_lock == NULL || copy_context == NULL)
+        return -1;
+    type = PyType_FromSpec (&block_spec);
+    if (type == NULL)
+        return -1;
+    if (PyModule_AddObject (module, "Block", type) < 0) {
+        Py_DECREF (type);
+        return -1;
+    }
+    return 0;
+}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that no signal handler of the caller's interrupts.
+
+Python runs signal handlers in the main thread, between any two steps of it, and what they raise (KeyboardInterrupt)
+ends whatever was being done: a descriptor may be open by then that no variable holds yet. So what opens, hands over or
+closes something runs in a thread of its own, and its caller only waits: an exception ends the waiting, not the work.
+Blocking signals instead would not do: C's handler then runs in another thread, and Python's in the main thread all the
+same. Starting a thread takes some 30 µs.
+
+What is called in such a thread does its own work of this kind there, at once: a finalizer that the garbage collector
+runs in it may leave a block, say, and finds the locks that the thread holds to be its own. No other thread holds one of
+these while Python code of the caller's can run on top of it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+_T = TypeVar("_T")
+
+_SLICE = 1.0
+"""Seconds between two looks whether this is a forked child, in which nobody does the work that is waited for."""
+
+_here: set[int] = set()  # the threads that are doing such work
+
+
+def here() -> bool:
+    """Whether this thread is one that does such work."""
+    return _thread.get_ident() in _here
+
+
+def start(work: Callable[..., Any], *arguments: Any, new: bool = False) -> None:
+    """Does something in a thread of its own, or here and now where no thread can be had. Also here if this is such a
+    thread already, unless it is to be a `new` one."""
+    if new or not here():
+        try:
+            _thread.start_new_thread(run, (work, *arguments))
+            return
+        except RuntimeError:  # no more threads, or the interpreter's exit
+            pass
+    work(*arguments)
+
+
+def run(work: Callable[..., Any], *arguments: Any) -> None:
+    """Does something as such work, in this thread."""
+    mine = _thread.get_ident()
+    outer = mine in _here
+    _here.add(mine)
+    try:
+        work(*arguments)
+    finally:
+        if not outer:
+            _here.discard(mine)
+
+
+class Task(Generic[_T]):
+    """Something that is done aside, and whose outcome any number of threads may wait for."""
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self._work: Callable[[], _T] | None = work
+        self._value: _T | None = None
+        self._owner = os.getpid()
+        self._waiting: list[Any] = []  # a lock for each: one for all would be lost with a waiter who is interrupted
+        self.error: BaseException | None = None
+        self.done = False
+
+    def run(self) -> None:
+        """The work itself: for :func:`start`."""
+        work, self._work = self._work, None
+        assert work is not None
+        try:
+            self._value = work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            work = None
+            self.done = True
+            # Who comes after this line finds it done; who came before is on the list.
+            while self._waiting:
+                self._waiting.pop().release()
+            del self  # else the error and this frame refer to each other
+
+    def wait(self, limit: float | None = None) -> bool:
+        """Waits until it is done, at most `limit` seconds. Whether it is."""
+        end = None if limit is None else time.monotonic() + limit
+        mine = _thread.allocate_lock()
+        mine.acquire()
+        self._waiting.append(mine)
+        while not self.done:
+            left = _SLICE if end is None else min(_SLICE, end - time.monotonic())
+            if left <= 0 or os.getpid() != self._owner:
+                return False
+            mine.acquire(timeout=left)
+        return True
+
+    def result(self) -> _T:
+        """Waits for it. What it gives or raises; in a forked child, where nobody does it, RuntimeError."""
+        if not self.wait():
+            raise RuntimeError("this process was forked in the middle of a wait for what only its parent does")
+        try:
+            if self.error is not None:
+                raise self.error
+            return cast(_T, self._value)
+        finally:
+            del self  # as above
+
+
+def do(work: Callable[[], _T]) -> _T:
+    """Does it aside, and waits for it."""
+    if here():
+        return work()
+    task = Task(work)
+    start(task.run)
+    return task.result()
+
+
+def _after_fork_in_child() -> None:
+    _here.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+__all__ = ["Task", "do", "here", "run", "start"]
