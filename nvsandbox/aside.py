@@ -65,11 +65,14 @@ class Task(Generic[_T]):
         self._value: _T | None = None
         self._owner = os.getpid()
         self._waiting: list[Any] = []  # a lock for each: one for all would be lost with a waiter who is interrupted
+        self._begun = _thread.allocate_lock()  # taken by whoever runs it, or sees to it that nobody does
         self.error: BaseException | None = None
         self.done = False
 
     def run(self) -> None:
         """The work itself: for :func:`start`."""
+        if not self._begun.acquire(blocking=False):
+            return
         work, self._work = self._work, None
         assert work is not None
         try:
@@ -83,6 +86,10 @@ class Task(Generic[_T]):
             while self._waiting:
                 self._waiting.pop().release()
             del self  # else the error and this frame refer to each other
+
+    def end(self) -> bool:
+        """Sees to it that it does not begin any more, or waits for it. Whether it was done."""
+        return not self._begun.acquire(blocking=False) and self.wait() and self.error is None
 
     def wait(self, limit: float | None = None) -> bool:
         """Waits until it is done, at most `limit` seconds. Whether it is."""
@@ -118,10 +125,34 @@ def do(work: Callable[[], _T]) -> _T:
     return task.result()
 
 
+def get(work: Callable[[], _T], dispose: Callable[[_T], object]) -> _T:
+    """As :func:`do`, for something that has to be given back: by `dispose`, if the caller is interrupted before it
+    has it."""
+    if here():
+        return work()
+    task = Task(work)
+    try:
+        start(task.run)
+        return task.result()
+    except BaseException:
+        if task.error is None:
+            # A call in C, before which Python runs no signal handler.
+            try:
+                _thread.start_new_thread(run, (_dispose, task, dispose))
+            except RuntimeError:  # no more threads
+                _dispose(task, dispose)
+        raise
+
+
+def _dispose(task: Task[_T], dispose: Callable[[_T], object]) -> None:
+    if task.end():
+        dispose(task.result())
+
+
 def _after_fork_in_child() -> None:
     _here.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["Task", "do", "here", "run", "start"]
+__all__ = ["Task", "do", "get", "here", "run", "start"]

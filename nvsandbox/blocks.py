@@ -146,7 +146,7 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
         if block in self._open:
             self._open.remove(block)
         block.leave()  # which ends the start if nobody else waits for it
-        opening.wait()
+        opening.end()
         block.close()
 
     # __exit__ is in C, where no signal handler comes in before it has started a thread that does _leave(); then it does

@@ -161,7 +161,7 @@ class Worker:
         holder: Holder | None = getattr(self._channels, kind)
         if holder is not None and holder.channel.enter():
             return holder.channel, False
-        channel = make(self, wait)
+        channel: Lane | Pipe = aside.get(lambda: make(self, wait), lambda unused: unused.close())
         self._open.add(channel)
         if holder is not None:
             # A signal handler or a finalizer calls NVML while the call that it interrupted has this thread's channel.
