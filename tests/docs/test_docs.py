@@ -198,7 +198,7 @@ def test_the_simulators_models() -> None:
 
 def test_the_tables_of_security_are_the_codes() -> None:
     """Each refused call is named, and none that is not refused."""
-    code = text_of("csrc/worker/lockdown.c")
+    code = text_of("csrc/worker/denylist.c")
     text = text_of("docs/security.md")
     table = " ".join(row[1] for row in table_rows(text, "| group | calls |"))
     denied = code[code.index("static const int denied[]") : code.index("static const uint64_t namespace_flags")]
