@@ -9,6 +9,7 @@ Source: ``linux/connector.h`` and ``linux/cn_proc.h``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -18,6 +19,7 @@ from typing import Literal
 _NETLINK_CONNECTOR = 11
 _IDX_PROC = _VAL_PROC = 1
 _NLMSG_DONE = 3
+_SO_RCVBUFFORCE = 33
 _LISTEN = 1
 _FORK, _EXEC, _EXIT = 0x00000001, 0x00000002, 0x80000000
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
@@ -33,6 +35,8 @@ def open_events() -> socket.socket:
         raise OSError(0, "this is not the machine's own pid namespace")
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR)
     try:
+        with contextlib.suppress(OSError):  # some thousand events instead of some hundred
+            sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 8 << 20)
         sock.bind((0, _IDX_PROC))
         body = _MESSAGE.pack(_IDX_PROC, _VAL_PROC, 0, 0, 4, 0) + struct.pack("=I", _LISTEN)
         sock.send(_HEADER.pack(_HEADER.size + len(body), _NLMSG_DONE, 0, 0, os.getpid()) + body)

@@ -143,8 +143,9 @@ class Watch:
             going_on = bool(ready) and self._stop[0] not in ready
             self._hear()
             with contextlib.suppress(BlockingIOError):
-                yield from self._parse(os.read(self._fd, 1 << 18))
-            # Only now, for what they did may have been told of after their end.
+                for _ in range(64):  # and not for ever, where they come faster than they are told
+                    yield from self._parse(os.read(self._fd, 1 << 18))
+            # Only now, when all that they did has been told of.
             for pid in self._ended:
                 self._ancestry.forget(pid)
             self._ended.clear()

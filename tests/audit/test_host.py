@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,19 @@ def test_another_time_alone_is_no_change(audit: Audit) -> None:
     events, status, _ = watched(audit, "touch /dev/null; sleep 0.3")
     assert status == 0
     assert {(event["what"], event["path"]) for event in events} == {("touched", "/dev/null")}
+
+
+def test_a_limit_holds_in_a_flood(audit: Audit) -> None:
+    process = audit.start("--host", "--for", "1s", "--output", "/dev/null")
+    flood = "import os\nwhile True: os.mkdir('/dev/flood'); os.rmdir('/dev/flood')"
+    other = subprocess.Popen([sys.executable, "-S", "-E", "-c", flood])
+    try:
+        assert process.wait(timeout=30) == 1
+    finally:
+        other.kill()
+        other.wait()
+        process.communicate()
+        shutil.rmtree("/dev/flood", ignore_errors=True)
 
 
 def test_another_folder(audit: Audit, tmp_path: Path) -> None:
