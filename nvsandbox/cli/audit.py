@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import click
@@ -18,7 +18,7 @@ import nvsandbox
 from nvsandbox.audit import supervise, watch
 from nvsandbox.audit.attribution import Change
 from nvsandbox.audit.processes import Process
-from nvsandbox.cli import failure
+from nvsandbox.cli import completing, failure
 from nvsandbox.cli.nodelisting import shown
 
 EXIT_CHANGES = 1
@@ -59,13 +59,41 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
     return float(match[1]) * _UNITS[match[2]]
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+class _Audit(click.Command):
+    """Ends with 125 for wrong usage as well, as other programs do that run a command."""
+
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        with _usage_is_125():
+            return super().make_context(*arguments, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _usage_is_125():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _usage_is_125() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        error.exit_code = EXIT_FAILED  # type: ignore[misc]
+        raise
+
+
+@click.command(cls=_Audit, context_settings={"allow_interspersed_args": False})
 @click.option("--host", "on_host", is_flag=True, help="Watch the real /dev while something else runs.")
 @click.option("--for", "limit", callback=_seconds, metavar="TIME", help="End after 30s, 10m, 2h.  [default: no limit]")
-@click.option("--dev", metavar="DIR", help="With --host: the folder to watch.  [default: /dev]")
-@click.option("--output", metavar="FILE", help="Write the report there.  [default: standard output]")
+@click.option(
+    "--dev", shell_complete=completing.folder, metavar="DIR", help="With --host: the folder to watch.  [default: /dev]"
+)
+@click.option(
+    "--output",
+    shell_complete=completing.file,
+    metavar="FILE",
+    help="Write the report there.  [default: standard output]",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli/audit.md describes it.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, shell_complete=completing.program, type=click.UNPROCESSED)
 def audit(
     on_host: bool, limit: float | None, dev: str | None, output: str | None, as_json: bool, command: tuple[str, ...]
 ) -> None:
@@ -83,7 +111,7 @@ def audit(
       nvsandbox audit --host --for 10m
 
     \b
-    Exit status: 0 nothing changed; 1 something did; 2 wrong usage; 125 the audit
+    Exit status: 0 nothing changed; 1 something did; 125 wrong usage, or the audit
     could not be made; 126 COMMAND cannot be run; 127 there is no such COMMAND.
     COMMAND's own exit status is in the report.
     """

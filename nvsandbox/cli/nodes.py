@@ -14,7 +14,7 @@ import click
 
 import nvsandbox
 from nvsandbox import blockers, cdi, hostnodes, noderemoval, nodeundo, roots
-from nvsandbox.cli import failure, nodelisting
+from nvsandbox.cli import completing, failure, nodelisting
 from nvsandbox.nodenames import Node
 
 EXIT_UNWANTED = 1
@@ -44,24 +44,36 @@ class _Asked:
 @click.command()
 @click.option("--clean", is_flag=True, help="Say what would be removed; with --yes remove it.")
 @click.option("--yes", is_flag=True, help="With --clean: do it.")
-@click.option("--undo", metavar="FILE", help="Put back what --clean has removed.")
+@click.option("--undo", shell_complete=completing.file, metavar="FILE", help="Put back what --clean has removed.")
 @click.option(
     "--undo-file",
+    shell_complete=completing.file,
     metavar="FILE",
     help="With --clean --yes: where to write what was removed.  [default: a new file in /var/lib/nvsandbox, or for "
     "users in ~/.local/state/nvsandbox]",
 )
 @click.option("--ignore-unseen", is_flag=True, help="With --clean: go on though some processes cannot be looked at.")
-@click.option("--dev", default="/dev", metavar="DIR", show_default=True, help="The host's /dev.")
-@click.option("--proc", default="/proc", metavar="DIR", show_default=True, help="The host's /proc.")
+@click.option(
+    "--dev", default="/dev", shell_complete=completing.folder, metavar="DIR", show_default=True, help="The host's /dev."
+)
+@click.option(
+    "--proc",
+    default="/proc",
+    shell_complete=completing.folder,
+    metavar="DIR",
+    show_default=True,
+    help="The host's /proc.",
+)
 @click.option(
     "--driver-root",
+    shell_complete=completing.folder,
     metavar="DIR",
     envvar=["NVSANDBOX_DRIVER_ROOT", "NVIDIA_DRIVER_ROOT"],
     help="Root of the tree with the driver.  [default: /run/nvidia/driver if it has nodes, else /]",
 )
 @click.option(
     "--dev-root",
+    shell_complete=completing.folder,
     metavar="DIR",
     envvar="NVSANDBOX_DEV_ROOT",
     help="Root whose dev/ has the driver's own nodes.  [default: the driver root]",
@@ -69,6 +81,7 @@ class _Asked:
 @click.option(
     "--cdi-dir",
     "cdi_dirs",
+    shell_complete=completing.folder,
     metavar="DIR",
     multiple=True,
     default=cdi.DIRECTORIES,

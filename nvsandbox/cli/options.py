@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from nvsandbox.blocks import nvml_isolated
+from nvsandbox.cli import completing
 from nvsandbox.cli.failure import as_options
 from nvsandbox.errors import SandboxStartError
 from nvsandbox.isolation import CHOICES
@@ -32,10 +33,30 @@ def _list(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 _OPTIONS = (
-    click.option("--simulate", metavar="GPUS", help="Simulated GPUs instead of a driver: h100x8, a100x2,mig=1g.5gb*7."),
-    click.option("--driver-root", metavar="DIR", help="Root of the tree with the driver's libraries.  [default: /]"),
-    click.option("--dev-root", metavar="DIR", help="Root whose dev/ has the nodes.  [default: the driver root or /]"),
-    click.option("--library", metavar="FILE", help="The libnvidia-ml.so.1 to load.  [default: searched for]"),
+    click.option(
+        "--simulate",
+        metavar="GPUS",
+        shell_complete=completing.gpus,
+        help="Simulated GPUs instead of a driver: h100x8, a100x2,mig=1g.5gb*7.",
+    ),
+    click.option(
+        "--driver-root",
+        metavar="DIR",
+        shell_complete=completing.folder,
+        help="Root of the tree with the driver's libraries.  [default: /]",
+    ),
+    click.option(
+        "--dev-root",
+        metavar="DIR",
+        shell_complete=completing.folder,
+        help="Root whose dev/ has the nodes.  [default: the driver root or /]",
+    ),
+    click.option(
+        "--library",
+        metavar="FILE",
+        shell_complete=completing.file,
+        help="The libnvidia-ml.so.1 to load.  [default: searched for]",
+    ),
     click.option("--isolation", type=click.Choice(CHOICES), help="How NVML is isolated.  [default: auto]"),
     click.option(
         "--devices",

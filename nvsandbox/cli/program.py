@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 import nvsandbox
-from nvsandbox.cli import failure
+from nvsandbox.cli import completing, failure
 from nvsandbox.cli.audit import audit
+from nvsandbox.cli.completing import completion
 from nvsandbox.cli.doctor import doctor
 from nvsandbox.cli.nodes import nodes
 from nvsandbox.cli.query import query
@@ -18,6 +19,10 @@ from nvsandbox.cli.run import run
 
 
 class _Program(click.Group):
+    def main(self, *arguments: Any, **extra: Any) -> Any:
+        completing.register()
+        return super().main(*arguments, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         # Otherwise the package's log stays unread, for it repeats what the commands report.
         if failure.debugging():
@@ -45,13 +50,14 @@ def main() -> None:
       nvsandbox run -- nvidia-smi              any program, with a /dev of its own
 
     \b
-    Exit status (run, nodes and doctor have their own): 0; 1 NVML failed, such as
-    without a driver; 2 wrong usage; 3 no sandbox could be started.
-    NVSANDBOX_DEBUG=1 adds tracebacks to errors.
+    Exit status: 0 fine; 1 NVML failed, or something was found; 2 wrong usage;
+    3 no sandbox, or nothing can be examined. run ends as its program does, run and
+    audit with 125 if they fail themselves, 126 and 127 if there is no such program.
     """
 
 
 main.add_command(audit)
+main.add_command(completion)
 main.add_command(nodes)
 main.add_command(query)
 main.add_command(doctor)

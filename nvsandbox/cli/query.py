@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from nvsandbox import fields
-from nvsandbox.cli import failure, ids, watching
+from nvsandbox.cli import completing, failure, ids, watching
 from nvsandbox.cli.mig_view import Mig
 from nvsandbox.cli.options import enter_sandbox, sandbox_options
 from nvsandbox.cli.overview import Overview
@@ -80,9 +80,19 @@ def _help_query_compute_apps() -> None:
 @click.option("--processes", is_flag=True, help="The processes that use the GPUs.")
 @click.option("--topology", is_flag=True, help="How near GPUs, network devices and CPUs are.")
 @click.option("--mig", is_flag=True, help="The tree of MIG instances and devices.")
-@click.option("--query-gpu", metavar="FIELDS", help="nvidia-smi's option: name,memory.used,… with --format.")
-@click.option("--query-compute-apps", metavar="FIELDS", help="nvidia-smi's option: pid,used_memory,…")
-@click.option("--format", "style", metavar="FORMAT", help="csv[,noheader][,nounits]")
+@click.option(
+    "--query-gpu",
+    shell_complete=completing.gpu_fields,
+    metavar="FIELDS",
+    help="nvidia-smi's option: name,memory.used,… with --format.",
+)
+@click.option(
+    "--query-compute-apps",
+    shell_complete=completing.app_fields,
+    metavar="FIELDS",
+    help="nvidia-smi's option: pid,used_memory,…",
+)
+@click.option("--format", "style", shell_complete=completing.styles, metavar="FORMAT", help="csv[,noheader][,nounits]")
 @click.option(
     *("-l", "--watch", "--loop"),
     "watch",
@@ -134,6 +144,10 @@ def query(
       nvsandbox query --query-gpu=name,memory.used --format=csv,noheader
       nvsandbox query --query-compute-apps=pid,used_memory --format=csv
       nvsandbox query --topology
+
+    \b
+    Exit status: 0; 1 NVML failed, such as without a driver; 2 wrong usage; 3 no
+    sandbox could be started. With --watch 130, 143, 129 for Ctrl-C, SIGTERM, SIGHUP.
     """
     # Terminals without UTF-8 lose a character, not the listing.
     if hasattr(sys.stdout, "reconfigure"):

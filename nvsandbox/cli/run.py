@@ -14,6 +14,7 @@ from nvsandbox import isolation as ladder
 from nvsandbox import options as sandbox
 from nvsandbox import parent
 from nvsandbox import run as runner
+from nvsandbox.cli import completing
 from nvsandbox.cli.failure import as_options
 
 _WITH_VALUE = ("--driver-root", "--dev-root", "--library", "--isolation", "--devices", "--simulate")
@@ -63,14 +64,33 @@ def _list(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--user", is_flag=True, help="The same as --isolation user: needs no privileges.")
 @click.option("--guard", is_flag=True, help="The same as --isolation guard: no /dev of its own.")
 @click.option("--lockdown", is_flag=True, help="Also drop capabilities; refuse mounts, namespaces, tracing, modules.")
-@click.option("--driver-root", metavar="DIR", help="Root of the tree with the driver's libraries and nvidia-smi.")
-@click.option("--dev-root", metavar="DIR", help="Root whose dev/ has the nodes.  [default: the driver root or /]")
-@click.option("--library", metavar="FILE", help="The libnvidia-ml.so.1 that the program is to find.")
+@click.option(
+    "--driver-root",
+    shell_complete=completing.folder,
+    metavar="DIR",
+    help="Root of the tree with the driver's libraries and nvidia-smi.",
+)
+@click.option(
+    "--dev-root",
+    shell_complete=completing.folder,
+    metavar="DIR",
+    help="Root whose dev/ has the nodes.  [default: the driver root or /]",
+)
+@click.option(
+    "--library",
+    shell_complete=completing.file,
+    metavar="FILE",
+    help="The libnvidia-ml.so.1 that the program is to find.",
+)
 @click.option("--devices", metavar="LIST", callback=_list, help="Only these GPUs: 0,2 (minor numbers), GPU-…, PCI ids.")
-@click.option("--simulate", metavar="GPUS", help="Simulated GPUs: h100x8, a100x2,mig=1g.5gb*7.")
+@click.option(
+    "--simulate", shell_complete=completing.gpus, metavar="GPUS", help="Simulated GPUs: h100x8, a100x2,mig=1g.5gb*7."
+)
 @click.option("--report", metavar="[=FILE]", help="Afterwards say what it did in its /dev, on stderr or in FILE.")
 @click.option("--json", "as_json", is_flag=True, help="The report and errors as JSON.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENT]...")
+@click.argument(
+    "command", nargs=-1, shell_complete=completing.program, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENT]..."
+)
 def run(
     command: tuple[str, ...],
     user: bool,
