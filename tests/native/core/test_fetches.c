@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * That nothing in shared memory is read twice, seen instruction by instruction. The caller's mapping of a lane is closed
- * to it: each access faults, is noted, let through alone (by the processor's single step), and what it has read is
+ * That nothing in shared memory is read twice, seen instruction by instruction. The caller's mapping of a lane is
+ * closed to it: each access faults, is noted, let through alone (by the processor's single step), and what it has read is
  * changed behind it, as a hostile worker could. It is what the compiler made of the code that is looked at, not what it
  * says.
  */

@@ -221,8 +221,8 @@ still (struct nvs_caller_lane *lane, const struct told *told, const uint8_t *byt
        uint32_t capacity)
 {
     static unsigned char content[NVS_LANE_FRAME]; /* what the frame holds: the bytes, then zeros */
-    uint32_t said =
-        (told->flags & LENGTH_FITS) != 0 ? (uint32_t)size | ((uint32_t)told->flags & NEAR) << NEAR_SHIFT : told->reply_length;
+    uint32_t said = (told->flags & LENGTH_FITS) != 0 ? (uint32_t)size | ((uint32_t)told->flags & NEAR) << NEAR_SHIFT
+                                                     : told->reply_length;
     uint32_t length = said & ~NVS_REPLY_NEAR;
     bool answered = (told->flags & NUMBER_FITS) != 0 || told->ahead == 0;
     uint32_t shown;
