@@ -165,9 +165,11 @@ look (struct nvs_caller_lane *lane, struct nvs_crowd *crowd, int64_t start, int6
     }
 }
 
+/* From a call that was answered after `taken_ns`, and how often somebody had to be woken for it. */
 static void
-learn (struct nvs_pace *pace, int64_t taken_ns)
+learn (struct nvs_pace *pace, int64_t taken_ns, int wakes)
 {
+    taken_ns -= wakes * WAKE_NS;
     if (taken_ns < 1)
         taken_ns = 1;
     /* Down at once: it matters more that a reply is not slept through than that a look is short. */
@@ -206,7 +208,7 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
         && crowd->waiting <= crowd->looking_max && (pace->hold == 0 || pace->hold-- == 0)) {
         if (naps) {
             if (nap (lane, least (wake, until))) {
-                learn (pace, now_ns () - since - WAKE_NS);
+                learn (pace, now_ns () - since, lane->woken ? 2 : 1);
                 return 1;
             }
             now = now_ns ();
@@ -217,7 +219,7 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
         }
         switch (look (lane, crowd, now, least (least (look_until, now + LOOK_MAX_NS), until))) {
         case SEEN:
-            learn (pace, now_ns () - since);
+            learn (pace, now_ns () - since, lane->woken ? 1 : 0);
             pace->penalty = 0;
             return 1;
         case NOT_YET:
@@ -231,7 +233,7 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
     }
     if (!nvs_lane_sleep (lane, until - now))
         return 0;
-    learn (pace, now_ns () - since - WAKE_NS);
+    learn (pace, now_ns () - since, lane->woken ? 2 : 1);
     return 1;
 }
 

@@ -537,7 +537,7 @@ await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane)
     int64_t start;
 
     /* Not for a function that is known to take longer: others may want the interpreter. */
-    if (self->pace.usual_ns < SPIN_LOCKED_NS && nvs_lane_spin (lane, SPIN_LOCKED_NS))
+    if (self->pace.usual_ns < 2 * SPIN_LOCKED_NS && nvs_lane_spin (lane, SPIN_LOCKED_NS))
         return 0;
     start = now_ns ();
     for (;;) {
