@@ -248,6 +248,7 @@ struct nvs_lane {
     _Atomic uint32_t worker_cpu;                   /* where that was */
     _Alignas (128) _Atomic uint32_t caller_sleeps; /* 0, or 1 + the CPU on which it went to sleep */
     _Atomic uint32_t worker_sleeps;
+    uint32_t no_looking; /* from the start: there is one CPU for both */
 };
 _Static_assert (sizeof (struct nvs_lane) <= NVS_LANE_DATA, "the lane's header fits before its data");
 

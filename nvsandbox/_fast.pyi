@@ -11,6 +11,7 @@ class Link:
     calls: int
     errors: int
     look_every: int
+    looking_max: int
     suspended: int
     def __init__(
         self,

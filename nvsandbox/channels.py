@@ -53,7 +53,7 @@ class Lane:
         self._length = ffi.new("uint32_t *")
         error = ffi.new("struct nvs_error *")
         fd = ffi.new("int32_t *")
-        lane = lib.nvs_lane_new(fd, error)
+        lane = lib.nvs_lane_new(self._link is None or self._link.looking_max > 0, fd, error)
         if not lane:
             raise own_error(start_error(error))
         self._lane = lane

@@ -185,7 +185,7 @@ int nvs_look_capabilities (uint64_t *effective);
 int nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struct nvs_error *error);
 
 struct nvs_caller_lane;
-struct nvs_caller_lane *nvs_lane_new (int32_t *fd, struct nvs_error *error);
+struct nvs_caller_lane *nvs_lane_new (int looks, int32_t *fd, struct nvs_error *error);
 void nvs_lane_sent (struct nvs_caller_lane *lane);
 int nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length);
 int nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length);

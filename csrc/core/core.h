@@ -29,8 +29,9 @@ enum nvs_wait {
     NVS_WAIT_BROKEN = -1, /* the worker wrote what no worker writes: give the lane up */
 };
 
-/* A new lane, NULL on failure. *fd is the memfd to send to the worker; it belongs to the lane. */
-struct nvs_caller_lane *nvs_lane_new (int32_t *fd, struct nvs_error *error);
+/* A new lane, NULL on failure. Without `looks` neither side ever waits by looking. *fd is the memfd to send to the worker; it belongs to
+ * the lane. */
+struct nvs_caller_lane *nvs_lane_new (int looks, int32_t *fd, struct nvs_error *error);
 
 /* Closes the lane's descriptor, which the worker has by now; the mapping stays. */
 void nvs_lane_sent (struct nvs_caller_lane *lane);
@@ -92,9 +93,6 @@ int nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct 
 
 void nvs_lane_waits (const struct nvs_caller_lane *lane, struct nvs_waits *waits);
 
-/* Half of the CPUs that this thread may run on, 0 with one: so many may look, for at the other end as many work. */
-int nvs_looking_max (void);
-
 /* Both in one: nvs_lane_submit and nvs_lane_wait. */
 int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, int64_t wait_ns, void *reply,
                    size_t capacity, uint32_t *reply_length);
@@ -113,6 +111,16 @@ void nvs_lane_free (struct nvs_caller_lane *lane, int forked);
  * and the effective capabilities of the calling thread as a mask. */
 int nvs_look_file_system (const char *path, uint64_t *type);
 int nvs_look_capabilities (uint64_t *effective);
+
+/* cpus.c */
+
+/* Half of the CPUs that this thread may use, so that at the other end as many can work: so many may look at once. 0 with one, be it by
+ * the affinity or by the quota of a cgroup. */
+int nvs_looking_max (void);
+
+/* The quota of CPU time, in whole CPUs, of the groups that `groups` (/proc/self/cgroup) names, in the hierarchies at `root`
+ * (/sys/fs/cgroup): INT_MAX for none. */
+int nvs_cpu_quota (const char *groups, const char *root);
 
 /* tables.c */
 

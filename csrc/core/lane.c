@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,8 +11,21 @@
 
 /* Partner of this file: csrc/worker/channels.c, which serves what is submitted here. How its answer is waited for: wait.c. */
 
+/* This thread may have fewer than others. */
+static bool
+several_cpus (void)
+{
+    cpu_set_t set;
+
+    CPU_ZERO (&set);
+    /* EINVAL means more CPUs than the set has room for. */
+    if (sched_getaffinity (0, sizeof set, &set) != 0)
+        return errno == EINVAL;
+    return CPU_COUNT (&set) > 1;
+}
+
 struct nvs_caller_lane *
-nvs_lane_new (int32_t *fd, struct nvs_error *error)
+nvs_lane_new (int looks, int32_t *fd, struct nvs_error *error)
 {
     struct nvs_caller_lane *lane;
     void *shared;
@@ -45,7 +59,8 @@ nvs_lane_new (int32_t *fd, struct nvs_error *error)
     /* A forked child must not speak on its parent's lane. Where the kernel refuses, the check in Python remains. */
     (void)madvise (shared, NVS_LANE_SIZE, MADV_DONTFORK);
     lane->shared = shared;
-    lane->looks = nvs_looking_max () > 0;
+    lane->looks = looks != 0 && several_cpus ();
+    lane->shared->no_looking = looks == 0;
     lane->late_ns = NVS_LATE_NS;
     *fd = lane->fd;
     return lane;

@@ -13,7 +13,6 @@
  */
 #include "lane.h"
 
-#include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <string.h>
@@ -72,18 +71,6 @@ relax (void)
 #elif defined(__aarch64__)
     __asm__ volatile ("yield" ::: "memory");
 #endif
-}
-
-int
-nvs_looking_max (void)
-{
-    cpu_set_t set;
-
-    CPU_ZERO (&set);
-    /* EINVAL means more CPUs than the set has room for. */
-    if (sched_getaffinity (0, sizeof set, &set) != 0)
-        return errno == EINVAL ? CPU_SETSIZE / 2 : 0;
-    return CPU_COUNT (&set) / 2;
 }
 
 int

@@ -261,6 +261,8 @@ static PyMemberDef link_members[] = {
       "those of them that NVML did not answer with success" },
     { "look_every", T_ULONGLONG, offsetof (link_t, look_every), 0,
       "one call of so many goes the slow way; 0: none has to" },
+    { "looking_max", T_INT, offsetof (link_t, crowd) + offsetof (struct nvs_crowd, looking_max), READONLY,
+      "how many calls at once may wait by looking" },
     { "suspended", T_INT, offsetof (link_t, suspended), 0, "not 0: all calls go the slow way" },
     { NULL, 0, 0, 0, NULL },
 };

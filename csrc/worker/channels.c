@@ -47,6 +47,7 @@ struct channel {
     struct nvs_lane *lane;
     size_t size;
     int64_t spin_ns;   /* this lane's present patience */
+    bool looks;        /* whether this lane's thread ever waits by looking */
     bool shares;       /* the caller that was woken last waits for this CPU */
     int64_t moved;     /* when this thread last left a CPU to its caller, */
     int64_t move_rest; /* and how long it then stays */
@@ -176,7 +177,7 @@ lane_wait (struct channel *channel, uint32_t seen, uint32_t *number)
         atomic_store_explicit (&lane->worker_sleeps, 0, memory_order_relaxed);
         /* Would a little more patience have been rewarded? Then have it; else have less. */
         if (now_ns () - start < SPIN_NS + WAKE_NS)
-            channel->spin_ns = SPIN_NS;
+            channel->spin_ns = channel->looks ? SPIN_NS : 0;
         else if (channel->spin_ns > 0)
             channel->spin_ns = channel->spin_ns / 2 >= SPIN_LEAST ? channel->spin_ns / 2 : 0;
     }
@@ -468,7 +469,8 @@ open_lane (struct channel *channel, uint64_t size, struct nvs_error *error)
                          (unsigned long long)size);
     channel->lane = memory;
     channel->size = (size_t)size;
-    channel->spin_ns = channel->owner->spinning_max > 0 ? SPIN_NS : 0;
+    channel->looks = channel->owner->spinning_max > 0 && channel->lane->no_looking == 0;
+    channel->spin_ns = channel->looks ? SPIN_NS : 0;
     (void)close (channel->fd); /* the mapping is enough, and descriptors are few */
     channel->fd = -1;
     return 0;

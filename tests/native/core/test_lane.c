@@ -67,7 +67,7 @@ open_lane (struct peer *peer)
 {
     struct nvs_error error;
     int32_t fd = -1;
-    struct nvs_caller_lane *lane = nvs_lane_new (&fd, &error);
+    struct nvs_caller_lane *lane = nvs_lane_new (1, &fd, &error);
 
     if (lane == NULL) {
         printf ("Bail out! no lane: %s\n", error.detail);
@@ -87,7 +87,7 @@ test_memory (void)
     struct nvs_error error;
     struct stat st;
     int32_t fd = -1;
-    struct nvs_caller_lane *lane = nvs_lane_new (&fd, &error);
+    struct nvs_caller_lane *lane = nvs_lane_new (1, &fd, &error);
 
     TRUE (lane != NULL);
     SAME (fstat (fd, &st), 0);

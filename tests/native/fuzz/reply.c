@@ -85,7 +85,7 @@ make_lane (void)
     struct nvs_error error;
     int32_t fd = -1;
 
-    lane = nvs_lane_new (&fd, &error);
+    lane = nvs_lane_new (1, &fd, &error);
     check (lane != NULL, "no lane");
     theirs = mmap (NULL, NVS_LANE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     check (theirs != MAP_FAILED, "the lane cannot be mapped");

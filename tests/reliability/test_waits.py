@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How calls wait: who looks for the other's answer instead of sleeping, and where nobody does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+from host import Host, require
+
+from nvsandbox import nvml_isolated
+
+several = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one CPU, with which nobody looks")
+
+
+def calls_of_300_us(cpus: set[int] | None = None, count: int = 200) -> dict[str, Any]:
+    """Made in a thread of its own, to which, and to the worker, `cpus` are left: how it waited."""
+    found: dict[str, Any] = {}
+
+    def run() -> None:
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
+        with nvml_isolated(simulate="t4,latency_us=300") as nvml:
+            device = nvml.nvmlDeviceGetHandleByIndex(0)
+            for _ in range(count):
+                nvml.nvmlDeviceGetTemperature(device, 0)
+            assert nvml.session.link.calls >= count - 1  # the short way
+            lane = nvml.session.keeper.worker._channels.lane.channel
+            found.update(lane.waits, looking_max=nvml.session.link.looking_max)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found
+    return found
+
+
+@several
+def test_calls_are_looked_for() -> None:
+    waits = calls_of_300_us()
+    assert waits["looking_max"] == len(os.sched_getaffinity(0)) // 2
+    assert waits["looks"] > 0
+    assert waits["futile"] + waits["hopeless"] <= waits["looks"]
+
+
+def test_with_one_cpu_nobody_looks() -> None:
+    waits = calls_of_300_us({min(os.sched_getaffinity(0))})
+    assert (waits["looking_max"], waits["looks"]) == (0, 0)
+    assert waits["sleeps"] >= 200
+
+
+def calls_under_a_quota(limit: str) -> dict[str, int]:
+    """Where /sys/fs/cgroup says that this process has so much CPU time in each period, both in microseconds."""
+    import os
+    from pathlib import Path
+
+    import host
+
+    import nvsandbox
+
+    host.mount("cgroups", "/sys/fs/cgroup", "tmpfs", 0, "mode=755")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        controllers, group = line.split(":", 2)[1:]
+        if not controllers:
+            Path("/sys/fs/cgroup/cpu.max").write_text(limit)
+        elif "cpu" in controllers.split(","):
+            folder = f"/sys/fs/cgroup/{controllers}{group}"
+            os.makedirs(folder, exist_ok=True)
+            for name, value in zip(("cpu.cfs_quota_us", "cpu.cfs_period_us"), limit.split(), strict=True):
+                Path(folder, name).write_text(value)
+    with nvsandbox.nvml_isolated(simulate="t4,latency_us=300") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        for _ in range(50):
+            nvml.nvmlDeviceGetTemperature(device, 0)
+        found = nvml.session.keeper.worker._channels.lane.channel.waits
+        return {**found, "looking_max": nvml.session.link.looking_max}
+
+
+@several
+@pytest.mark.parametrize(("limit", "looking"), [("199000 100000", 0), ("200000 100000", 1)])
+def test_with_the_time_of_one_cpu_nobody_looks(host: Host, limit: str, looking: int) -> None:
+    require(os.path.isdir("/sys/fs/cgroup"), "a folder for cgroups")
+    waits = host.run(calls_under_a_quota, limit=limit)
+    assert waits["looking_max"] == looking
+    assert looking or waits["looks"] == 0
+
+
+def test_others_run_while_one_looks() -> None:
+    """The interpreter is not held while a call waits: a thread that counts goes on."""
+    counted = [0]
+    stop = threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            counted[0] += 1
+
+    with nvml_isolated(simulate="t4,latency_us=300") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        for _ in range(10):
+            nvml.nvmlDeviceGetTemperature(device, 0)
+        thread = threading.Thread(target=count)
+        thread.start()
+        before = counted[0]
+        for _ in range(20):
+            nvml.nvmlDeviceGetTemperature(device, 0)
+        after = counted[0]
+        stop.set()
+        thread.join()
+    assert after - before >= 20
