@@ -281,11 +281,11 @@ def test_thousands_of_nodes(audit: Audit) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        ((), 2, "a COMMAND is missing"),
-        (("--for", "soon", "--", "true"), 2, "expected a time such as 30s, 10m or 2h"),
-        (("--for", "0", "--", "true"), 2, "expected a time"),
-        (("--host", "--", "true"), 2, "give it or a COMMAND"),
-        (("--dev", "/x", "--", "true"), 2, "--dev goes with --host"),
+        ((), 125, "a COMMAND is missing"),
+        (("--for", "soon", "--", "true"), 125, "expected a time such as 30s, 10m or 2h"),
+        (("--for", "0", "--", "true"), 125, "expected a time"),
+        (("--host", "--", "true"), 125, "give it or a COMMAND"),
+        (("--dev", "/x", "--", "true"), 125, "--dev goes with --host"),
         (("--", "/no/such/program"), 127, "/no/such/program cannot be run: No such file or directory"),
         (("--", "no-such-program"), 127, "no-such-program cannot be run"),
         (("--", "/etc/passwd"), 126, "/etc/passwd cannot be run: Permission denied"),
