@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 version: str
@@ -12,17 +13,18 @@ class Link:
     errors: int
     look_every: int
     looking_max: int
-    suspended: int
     def __init__(
         self,
         waiting: Callable[[Any, str, float], object],
         abandon: Callable[..., object],
         learn: Callable[[Function, tuple[Any, ...]], object],
         unknown: Callable[[], object],
+        limits: ContextVar[tuple[Any, ...]],
         /,
     ) -> None: ...
     def attach(self, address: int, owner: object, /) -> None: ...
     def invalidate(self) -> None: ...
+    def suspend(self, change: int, /) -> None: ...
 
 class Function:
     __name__: str

@@ -40,19 +40,29 @@ def _node(path: str, major: int, minor: int, mode: int) -> DeviceNode:
 
 def seen_by(pid: int) -> list[DeviceNode]:
     """Those in the ``/dev`` of the process `pid`, sorted by path. Raises SandboxError if it cannot be listed."""
+    # A node may go, or come, in the middle of it.
     found = []
     for folder in _NVIDIA_FOLDERS:
         inside = os.path.join("/dev", folder) if folder else "/dev"
         outside = f"/proc/{pid}/root{inside}"
         try:
             names = os.listdir(outside)
-        except FileNotFoundError:
-            continue
         except OSError as error:
-            raise SandboxError(f"cannot list the worker's {inside}: {error.strerror} ({outside})") from error
+            if folder and isinstance(error, FileNotFoundError | NotADirectoryError):
+                continue
+            raise _cannot_list(inside, outside, error) from error
         for name in names:
-            status = os.lstat(os.path.join(outside, name))
+            try:
+                status = os.lstat(os.path.join(outside, name))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise _cannot_list(inside, outside, error) from error
             ours = folder or name.startswith("nvidia")  # channel0 is in a folder of NVIDIA's
             if ours and (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
                 found.append(DeviceNode(os.path.join(inside, name), status))
     return sorted(found)
+
+
+def _cannot_list(inside: str, outside: str, error: OSError) -> SandboxError:
+    return SandboxError(f"cannot list the worker's {inside}: {error.strerror} ({error.filename or outside})")

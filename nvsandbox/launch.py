@@ -4,15 +4,27 @@
 from __future__ import annotations
 
 import logging
+import resource
+import signal
 from collections.abc import Callable
 
 from nvsandbox import _fast
 from nvsandbox import isolation as ladder
-from nvsandbox.errors import LibraryNotFound, SandboxStartError, SandboxUnavailable, nvml_error
+from nvsandbox.errors import (
+    LibraryNotFound,
+    SandboxError,
+    SandboxStartError,
+    SandboxUnavailable,
+    WorkerDied,
+    nvml_error,
+)
 from nvsandbox.options import Options
-from nvsandbox.worker import Worker
+from nvsandbox.worker import ISOLATING, Worker
 
 _log = logging.getLogger("nvsandbox")
+
+_STACK_LOW = 128 << 10
+"""Bytes of stack below which a program may not even start; 16 KiB are seen to be too few and 64 KiB to do."""
 
 _NVML_SUCCESS = 0
 _NVML_ERROR_DRIVER_NOT_LOADED = 9
@@ -47,6 +59,7 @@ def start(options: Options, go_on: Callable[[], None], link: _fast.Link | None) 
     if options.isolation == "mount" and not ladder.has_sys_admin():
         raise SandboxUnavailable(ladder.REMEDIES["mount"], (("mount", "no CAP_SYS_ADMIN"),))
     attempts: list[tuple[str, str]] = []
+    cause: SandboxError | None = None
     for step in ladder.steps(options.isolation):
         try:
             worker = Worker(options, step, go_on, link)
@@ -59,6 +72,15 @@ def start(options: Options, go_on: Callable[[], None], link: _fast.Link | None) 
             _log.info("isolation %r is not possible here: %s", step, error)
             cause = error
             continue
+        except WorkerDied as error:
+            name_limits(error)
+            # A filter around this process kills for a system call of this step; the next may do without it.
+            if error.signal != signal.SIGSYS or options.isolation != "auto" or error.call != ISOLATING:
+                raise
+            attempts.append((step, f"{error}, by a seccomp filter of this process's for a system call that it needs"))
+            _log.info("isolation %r is not possible here: %s", step, attempts[-1][1])
+            cause = error
+            continue
         if worker.init_result != _NVML_SUCCESS:
             worker.stop()
             raise nvml_error(worker.init_result, _hint(worker))
@@ -67,6 +89,16 @@ def start(options: Options, go_on: Callable[[], None], link: _fast.Link | None) 
     raise SandboxUnavailable(
         f"isolation={options.isolation!r} is not possible here: {tried}", tuple(attempts)
     ) from cause
+
+
+def name_limits(error: WorkerDied) -> None:
+    """Adds to an error what may be behind it: too small a stack for the program's own start."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if error.signal in (signal.SIGSEGV, signal.SIGKILL, signal.SIGBUS) and 0 <= soft < _STACK_LOW:
+        error.args = (
+            f"{error}; the limit of the stack is {soft} bytes (RLIMIT_STACK, ulimit -s), and a program needs some "
+            f"{_STACK_LOW >> 10} KiB: raise it",
+        )
 
 
 def _hint(worker: Worker) -> str:

@@ -10,12 +10,18 @@ the sandbox too.
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
 from nvsandbox.bindings import Library
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 _PYNVML = vars(pynvml)
 _CACHE = "_nvmlGetFunctionPointer_cache"
@@ -66,6 +72,8 @@ class Route:
     def open(self) -> None:
         global _routes
         with _lock:
+            if _guard not in sys.meta_path:
+                sys.meta_path.insert(0, _guard)
             _leave()
             _routes = (*_routes, self)
             _enter()
@@ -77,7 +85,27 @@ class Route:
                 _leave()
                 _routes = tuple(route for route in _routes if route is not self)
                 _enter()
+                if not _routes and _guard in sys.meta_path:
+                    sys.meta_path.remove(_guard)
 
+
+class _Guard:
+    """Stands among the finders of modules while a block is open, and refuses to load pynvml anew: its functions would
+    go past the sandbox to the library itself, and its exceptions would not be those that the sandbox raises."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "pynvml" and _routes:
+            raise ImportError(
+                "pynvml cannot be loaded anew (by importlib.reload, or after its removal from sys.modules) as long as "
+                "an nvml_isolated() block is open, or after install(): its calls would go past the sandbox",
+                name=fullname,
+            )
+        return None
+
+
+_guard = _Guard()
 
 # pynvml is one for the process, and so is where its calls go.
 _lock = threading.RLock()

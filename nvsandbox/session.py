@@ -54,10 +54,17 @@ _HINT_SECONDS = 10.0
 _TRIES_UNSENT = 4
 """How many workers a call is brought to, when each is gone before it could be handed over."""
 
-# For each session in whose deadline() block this thread or task is, when it ends; the innermost first.
-_deadlines: contextvars.ContextVar[tuple[tuple[object, float], ...]] = contextvars.ContextVar(
-    "nvsandbox_deadlines", default=()
-)
+
+class _Deadline:
+    """A deadline() block."""
+
+    def __init__(self, session: NVMLSession, end: float) -> None:
+        self.session: NVMLSession | None = session  # None after the block
+        self.end = end
+
+
+# Those that this thread or task is in, of whatever sessions; the innermost first.
+_deadlines: contextvars.ContextVar[tuple[_Deadline, ...]] = contextvars.ContextVar("nvsandbox_deadlines", default=())
 
 
 _sessions: Weakly[NVMLSession] = Weakly()
@@ -129,7 +136,7 @@ class NVMLSession:
         """What the short way for calls asks this session; None where there is none."""
         if not plans.available or self.options.transport == "pipe":
             return None
-        link = _fast.Link(self._fast_wait, self._fast_abandon, self._fast_learn, self.hint)
+        link = _fast.Link(self._fast_wait, self._fast_abandon, self._fast_learn, self.hint, _deadlines)
         after = self.options.recycle_after
         if after is not None:
             # Only the slow way looks whether the worker has served its time.
@@ -190,31 +197,32 @@ class NVMLSession:
     def deadline(self, seconds: float) -> Iterator[None]:
         """A block in which calls to this sandbox must be done within `seconds` from now, in place of ``timeout=``.
 
-        A call that is not done by then raises CallTimeout, as does one that is made later; blocks may be nested, and
-        the earliest deadline counts. It holds for this thread, or asyncio task, and what is started with its context.
+        A call that is not done by then raises CallTimeout, as does one that is made later, and one for which a new
+        worker is not there by then; blocks may be nested, and the earliest deadline counts. It holds for this thread,
+        or asyncio task, and what is started with its context.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
             raise ValueError(f"seconds={seconds!r}: expected a number of seconds, 0 or more")
         end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)  # an int may be more than a float can be
         outer = self._deadline()
-        token = _deadlines.set(((self, end if outer is None else min(end, outer)), *_deadlines.get()))
-        self._suspend(1)
+        block = _Deadline(self, end if outer is None else min(end, outer))
+        link = self.link
         try:
+            _deadlines.set((block, *_open_deadlines()))
+            # The short way does not know them.
+            if link is not None:
+                link.suspend(1)
             yield
         finally:
-            self._suspend(-1)
-            _deadlines.reset(token)
-
-    def _suspend(self, change: int) -> None:
-        """While deadlines are open, calls go the slow way, which knows them."""
-        if self.link is not None:
-            with self._counts_lock:
-                self.link.suspended += change
+            block.session = None  # before any call, at which a signal handler may come
+            _deadlines.set(_open_deadlines())
+            if link is not None:
+                link.suspend(-1)
 
     def _deadline(self) -> float | None:
-        for session, end in _deadlines.get():
-            if session is self:
-                return end
+        for block in _deadlines.get():
+            if block.session is self:
+                return block.end
         return None
 
     def on_death(self, hook: Callable[[WorkerDied], object]) -> Callable[[WorkerDied], object]:
@@ -461,6 +469,10 @@ class NVMLSession:
             for name in names:
                 if name is not None:
                     self._counts[name] += 1
+
+
+def _open_deadlines() -> tuple[_Deadline, ...]:
+    return tuple(block for block in _deadlines.get() if block.session is not None)
 
 
 def close(sessions: Iterable[NVMLSession]) -> None:

@@ -28,6 +28,9 @@ _log = logging.getLogger("nvsandbox")
 
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # passes, and a socket needs as much
 
+ISOLATING = "isolating itself"
+"""What a worker does until it has proved its isolation, as errors name it."""
+
 LOOK_EVERY = 64
 """Calls from one look at the worker's memory to the next."""
 
@@ -126,7 +129,7 @@ class Worker:
         deadline = time.monotonic() + control.START_LIMIT
         self.control.send(handshake.start_message(self.options, self.isolation, minors, description))
         go_on()  # once in any case: what the caller has to do meanwhile is done by it
-        report = self.control.receive(lib.NVS_MSG_ISOLATED, deadline, "isolating itself", go_on)
+        report = self.control.receive(lib.NVS_MSG_ISOLATED, deadline, ISOLATING, go_on)
         handshake.check_version(report)
         handshake.verify(report, self.pid, self.isolation)
         self._load(deadline, go_on)

@@ -137,7 +137,8 @@ typedef struct {
     unsigned long long look_every; /* every so many calls one goes the slow way; 0: none has to */
     unsigned long long since_look;
     struct nvs_crowd crowd;
-    int suspended;     /* deadlines are open: calls have other limits than the session's */
+    int suspended;     /* deadlines are open in some threads, whose calls have other limits than the session's */
+    PyObject *limits;  /* the context variable with a tuple of those that are open where it is asked for */
     PyObject *waiting; /* waiting (owner, name, seconds): raises if waiting is of no more use */
     PyObject *abandon; /* abandon (owner[, name]): this lane is in the middle of something and never used again;
                           with a name the reply to that call was none, which it raises */
@@ -199,11 +200,12 @@ link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *abandon;
     PyObject *learn;
     PyObject *unknown;
+    PyObject *limits;
     link_t *self;
 
     if (kwargs != NULL && PyDict_Size (kwargs) > 0)
         return PyErr_Format (PyExc_TypeError, "Link takes no keyword arguments");
-    if (!PyArg_ParseTuple (args, "OOOO", &waiting, &abandon, &learn, &unknown))
+    if (!PyArg_ParseTuple (args, "OOOOO", &waiting, &abandon, &learn, &unknown, &limits))
         return NULL;
     self = (link_t *)allocate (type, 0);
     if (self == NULL)
@@ -218,6 +220,8 @@ link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->learn = learn;
     Py_INCREF (unknown);
     self->unknown = unknown;
+    Py_INCREF (limits);
+    self->limits = limits;
     return (PyObject *)self;
 }
 
@@ -229,6 +233,7 @@ link_traverse (link_t *self, visitproc visit, void *arg)
     Py_VISIT (self->abandon);
     Py_VISIT (self->learn);
     Py_VISIT (self->unknown);
+    Py_VISIT (self->limits);
     return 0;
 }
 
@@ -239,6 +244,7 @@ link_clear (link_t *self)
     Py_CLEAR (self->abandon);
     Py_CLEAR (self->learn);
     Py_CLEAR (self->unknown);
+    Py_CLEAR (self->limits);
     return 0;
 }
 
@@ -263,11 +269,39 @@ static PyMemberDef link_members[] = {
       "one call of so many goes the slow way; 0: none has to" },
     { "looking_max", T_INT, offsetof (link_t, crowd) + offsetof (struct nvs_crowd, looking_max), READONLY,
       "how many calls at once may wait by looking" },
-    { "suspended", T_INT, offsetof (link_t, suspended), 0, "not 0: all calls go the slow way" },
+    { "suspended", T_INT, offsetof (link_t, suspended), READONLY, "how many deadlines are open, in whatever thread" },
     { NULL, 0, 0, 0, NULL },
 };
 
+/* A method, for in Python reading and writing are two steps, between which another thread may come. */
+static PyObject *
+link_suspend (link_t *self, PyObject *change)
+{
+    long by = PyLong_AsLong (change);
+
+    if (by == -1 && PyErr_Occurred () != NULL)
+        return NULL;
+    self->suspended += (int)by;
+    Py_RETURN_NONE;
+}
+
+/* Whether this thread, or asyncio task, is in a deadline's block: 1, 0, or -1 with an exception. */
+static int
+limited_here (link_t *self)
+{
+    PyObject *open = PyObject_CallMethod (self->limits, "get", NULL);
+    Py_ssize_t count;
+
+    if (open == NULL)
+        return -1;
+    count = PyTuple_Size (open);
+    Py_DECREF (open);
+    return count < 0 ? -1 : count > 0;
+}
+
 static PyMethodDef link_methods[] = {
+    { "suspend", (PyCFunction)(void (*) (void))link_suspend, METH_O,
+      "suspend (change): so many deadlines more, or fewer, are open; their threads' calls go the slow way" },
     { "attach", (PyCFunction)(void (*) (void))link_attach, METH_VARARGS,
       "attach (address, owner): this thread's lane, and the object that it lives as long as" },
     { "invalidate", (PyCFunction)(void (*) (void))link_invalidate, METH_NOARGS,
@@ -680,8 +714,16 @@ function_call (PyObject *object, PyObject *const *args, size_t nargsf, PyObject 
     enum outcome outcome;
     int32_t result = 0;
 
-    if (names != NULL || !self->plain || link->serial == 0 || self->serial != link->serial || link->suspended)
+    if (names != NULL || !self->plain || link->serial == 0 || self->serial != link->serial)
         return call_slow (self, args, count, names);
+    if (link->suspended != 0) {
+        int limited = limited_here (link);
+
+        if (limited < 0)
+            return NULL;
+        if (limited)
+            return call_slow (self, args, count, names);
+    }
     if (link->look_every != 0 && ++link->since_look >= link->look_every) {
         link->since_look = 0;
         return call_slow (self, args, count, names);

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pynvml
 import pytest
@@ -170,6 +171,50 @@ def test_deadlines_are_the_tasks_own():
             await asyncio.gather(late(), free())
 
         asyncio.run(both())
+
+
+def test_a_deadline_slows_down_no_other_thread():
+    """All calls of the session went the slow way."""
+    with nvsandbox.nvml_isolated(simulate="t4") as nvml:
+        asked = []
+        call = nvml.session.call
+        nvml.session.call = lambda name, *arguments: asked.append(threading.get_ident()) or call(name, *arguments)
+        inside, go_on = threading.Event(), threading.Event()
+
+        def wait():
+            with nvml.session.deadline(30):
+                nvml.nvmlDeviceGetCount()
+                inside.set()
+                go_on.wait(30)
+                asked.clear()
+                nvml.nvmlDeviceGetCount()
+                assert asked == [threading.get_ident()]
+
+        for _ in range(4):
+            nvml.nvmlDeviceGetCount()
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(wait)
+            assert inside.wait(30)
+            asked.clear()
+            for _ in range(20):
+                nvml.nvmlDeviceGetCount()
+            assert asked == []
+            go_on.set()
+            other.result()
+
+
+def test_a_deadline_holds_for_a_restart():
+    """It took as long as the start did, and CallTimeout came after that."""
+    with nvsandbox.nvml_isolated(simulate="t4,init_ms=1500") as nvml:
+        os.kill(nvml.session.pid, signal.SIGKILL)
+        time.sleep(0.1)
+        start = time.monotonic()
+        with nvml.session.deadline(0.3), pytest.raises(nvsandbox.CallTimeout) as caught:
+            nvml.nvmlDeviceGetCount()
+        assert 0.25 < time.monotonic() - start < 1.2
+        assert caught.value.sent is False
+        assert nvml.nvmlDeviceGetCount() == 1
+        assert nvml.session.stats()["restarts"] == 1, "the start that was under way went on"
 
 
 def test_recycled_after_calls_with_callers_in_it():

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""E4 and F1: the ends of many workers that hang take as long as that of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+SHORT = """
+import json, os, signal, time
+from nvsandbox import CallTimeout, ending, nvml_isolated
+ending.STOP_LIMIT = ending.TERM_LIMIT = 0.6  # so that one that is stopped takes 1.2 s
+"""
+
+
+def test_at_the_exit(program: Callable[..., Any]) -> None:
+    """They were ended one after the other, 7 seconds each."""
+    source = (
+        SHORT
+        + """
+import atexit
+def seconds():
+    print(json.dumps(time.monotonic() - start))
+import nvsandbox.blocks
+atexit.unregister(nvsandbox.blocks._close_all)
+atexit.register(seconds)
+atexit.register(nvsandbox.blocks._close_all)
+pids = []
+for number in range(1, 6):
+    nvml = nvml_isolated(simulate=f"t4x{number}").__enter__()
+    pids.append(nvml.session.pid)
+for pid in pids:
+    os.kill(pid, signal.SIGSTOP)
+start = time.monotonic()
+"""
+    )
+    assert 1.1 < program(source) < 3.0
+
+
+def test_of_one_session(program: Callable[..., Any]) -> None:
+    """Each that was on its way was waited for after the one before."""
+    source = (
+        SHORT
+        + """
+with nvml_isolated(simulate="t4", timeout=0.5) as nvml:
+    for _ in range(3):
+        nvml.nvmlDeviceGetCount()
+        os.kill(nvml.session.pid, signal.SIGSTOP)
+        try:
+            nvml.nvmlDeviceGetCount()
+        except CallTimeout:
+            pass
+    os.kill(nvml.session.pid, signal.SIGSTOP)
+    start = time.monotonic()
+    nvml.session.close()
+    print(json.dumps(time.monotonic() - start))
+"""
+    )
+    assert program(source) < 3.0

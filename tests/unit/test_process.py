@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's process as the kernel tells of it, with pidfds and without."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from host import has_ended
+
+from nvsandbox import WorkerDied, nvml_isolated
+from nvsandbox.process import Process, wait_all
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    both = [subprocess.Popen(SLEEP) for _ in range(2)]
+    yield both
+    for child in both:
+        child.kill()
+        child.wait()
+
+
+def test_a_number_that_was_given_to_another_process_is_not_hit(children: list[subprocess.Popen[bytes]]) -> None:
+    ours, other = children
+    process = Process()
+    process.pid = other.pid  # as if it were ours', used again
+    process._pidfd = os.pidfd_open(ours.pid)
+    assert not process.ended()
+    process.send(signal.SIGTERM)
+    assert wait_all([process], 10) == []
+    process.send(signal.SIGKILL)
+    assert not has_ended(other.pid)
+    death = process.death("nvmlInit")
+    assert isinstance(death, WorkerDied)
+    assert death.signal == signal.SIGTERM
+    process.release()
+    assert not has_ended(other.pid)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_without_pidfds(monkeypatch: pytest.MonkeyPatch, restart: bool) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with nvml_isolated(simulate="t4", restart=restart) as nvml:
+        pid = nvml.session.pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        if restart:
+            assert nvml.nvmlDeviceGetCount() == 1
+        else:
+            with pytest.raises(WorkerDied) as caught:
+                nvml.nvmlDeviceGetCount()
+            assert caught.value.signal == signal.SIGKILL
+        assert has_ended(pid)
+
+
+def test_one_that_others_have_reaped() -> None:
+    with nvml_isolated(simulate="t4", restart=False) as nvml:
+        pid = nvml.session.pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        with pytest.raises(WorkerDied, match="another part of this program reaped it"):
+            nvml.nvmlDeviceGetCount()
