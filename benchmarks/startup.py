@@ -181,7 +181,7 @@ def _one_start(target: Target) -> list[tuple[str, str, int]]:
             found = time.monotonic_ns()
             nvml.nvmlDeviceGetTemperature(handle, 0)
             end = time.monotonic_ns()
-            worker = nvml.session._worker
+            worker = nvml.session.keeper.worker
             program, worker_steps = worker.began_ns, dict(worker.step_ns)
     spawned, isolated, ready = times["spawn"][0], times["receive"][0][1], times["receive"][1]
     verified = times["verify"][0]

@@ -80,7 +80,7 @@ def test_all_ways_give_the_same_answers(built: Path, simulator: str, simulate: s
 
 def test_a_run_becomes_a_table(built: Path, tmp_path: Path) -> None:
     """A quick one, of the parts that show most."""
-    parts = ["calls-null", "scrape", "memory"]
+    parts = ["calls-null", "scrape", "startup-steps", "memory"]
     arguments = [argument for part in parts for argument in ("--part", part)]
     arguments += ["--quick", "--built", str(built), "--out", str(tmp_path), "--way", "shm", "--way", "worker"]
     text = run(BENCHMARKS / "bench.py", *arguments)
@@ -93,6 +93,10 @@ def test_a_run_becomes_a_table(built: Path, tmp_path: Path) -> None:
         ("scrape", "shm"),
         ("memory", "shm"),
     }
+    # The times of a start's steps, each of which is there, add up.
+    steps = {entry["case"]: entry for entry in summary["results"] if entry["part"] == "start-up, step by step"}
+    assert {"seccomp", "verification", "library", "second call", "all of it"} <= steps.keys()
+    assert all(entry["q1"] > 0 for entry in steps.values())
     for entry in summary["results"]:
         assert 0 < entry["q1"] <= entry["median"] <= entry["q3"] or entry["part"] == "memory", entry
         if entry["way"] == "direct":
