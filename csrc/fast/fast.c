@@ -201,6 +201,7 @@ link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *learn;
     PyObject *unknown;
     PyObject *limits;
+    PyThreadState *thread;
     link_t *self;
 
     if (kwargs != NULL && PyDict_Size (kwargs) > 0)
@@ -211,7 +212,10 @@ link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL)
         return NULL;
     self->epoch = ++last_epoch;
+    /* It reads files, and whoever answers for a file system may need the interpreter's lock. */
+    thread = PyEval_SaveThread ();
     self->crowd.looking_max = nvs_looking_max ();
+    PyEval_RestoreThread (thread);
     Py_INCREF (waiting);
     self->waiting = waiting;
     Py_INCREF (abandon);

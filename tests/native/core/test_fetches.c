@@ -102,7 +102,7 @@ open_lane (void)
     struct sigaction step = { .sa_sigaction = on_step, .sa_flags = SA_SIGINFO };
     struct nvs_error error;
     int32_t fd = -1;
-    struct nvs_caller_lane *lane = nvs_lane_new (&fd, &error);
+    struct nvs_caller_lane *lane = nvs_lane_new (1, &fd, &error);
     void *mapped = lane != NULL ? mmap (NULL, NVS_LANE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
 
     if (mapped == MAP_FAILED) {
