@@ -12,7 +12,7 @@ import click
 
 import nvsandbox
 from nvsandbox import options as options_
-from nvsandbox.cli import completing, failure
+from nvsandbox.cli import completing, failure, wording
 
 if TYPE_CHECKING:
     from nvsandbox.doctor import Report
@@ -78,7 +78,7 @@ def doctor(as_json: bool, wait: float | None, **given: Any) -> None:
         try:
             options = options_.make({name: value for name, value in given.items() if value is not None})
         except (TypeError, ValueError) as error:
-            raise click.UsageError(failure.as_options(str(error))) from error
+            raise click.UsageError(wording.as_options(str(error))) from error
         report = doctor_.examine(doctor_.Places.here(options), doctor_.WAIT if wait is None else wait)
     except (click.UsageError, *failure.EXPECTED) as error:
         if as_json:

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
 import traceback
 from typing import IO, Any
 
 import click
 import pynvml
 
+from nvsandbox.cli.wording import as_options
 from nvsandbox.errors import SandboxError
+from nvsandbox.packets import debugging
 
 EXIT_NVML = 1
 EXIT_USAGE = 2
@@ -22,35 +21,11 @@ EXIT_SANDBOX = 3
 EXPECTED = (SandboxError, pynvml.NVMLError)
 
 
-def debugging() -> bool:
-    """Whether ``NVSANDBOX_DEBUG`` asks for tracebacks and logs."""
-    return os.environ.get("NVSANDBOX_DEBUG", "0") not in ("", "0")
-
-
 def exit_code(error: BaseException) -> int:
     """The exit status for an error. One that is NVML's too (no library, a call that hung) counts as NVML's."""
     if isinstance(error, click.ClickException):
         return error.exit_code
     return EXIT_NVML if isinstance(error, pynvml.NVMLError) else EXIT_SANDBOX
-
-
-# An option as Python's callers write it, with or without a value: driver_root='/opt', library=
-_KEYWORD = re.compile(
-    r"(?<![\w.,-])(driver_root|dev_root|library|isolation|devices|timeout|transport|simulate)="
-    r"(?:'([^']*)'|\"([^\"]*)\"|\[([^]]*)\]|(-?[0-9][0-9.]*))?"
-)
-
-
-def as_options(text: str) -> str:
-    """An error's words with the options as they are written on the command line."""
-
-    def option(match: re.Match[str]) -> str:
-        name, *values = match.groups()
-        value = next((value for value in values if value is not None), None)
-        flag = f"--{name.replace('_', '-')}"
-        return flag if value is None else f"{flag} {shlex.quote(value.replace(', ', ','))}"
-
-    return _KEYWORD.sub(option, text)
 
 
 def message(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import click
 
 from nvsandbox.blocks import nvml_isolated
 from nvsandbox.cli import completing
-from nvsandbox.cli.failure import as_options
+from nvsandbox.cli.wording import as_options
 from nvsandbox.errors import SandboxStartError
 from nvsandbox.isolation import CHOICES
 from nvsandbox.options import TRANSPORTS

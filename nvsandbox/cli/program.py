@@ -3,19 +3,43 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import click
 
 import nvsandbox
-from nvsandbox.cli import completing, failure
-from nvsandbox.cli.audit import audit
-from nvsandbox.cli.completing import completion
-from nvsandbox.cli.doctor import doctor
-from nvsandbox.cli.nodes import nodes
-from nvsandbox.cli.query import query
-from nvsandbox.cli.run import run
+from nvsandbox import packets
+from nvsandbox.cli import completing
+
+
+class _Commands(MutableMapping[str, click.Command]):
+    """The commands by name. The module of each is imported when it is called for: `run` is to start at once."""
+
+    def __init__(self) -> None:
+        own = ("audit", "doctor", "nodes", "query", "run")
+        self._modules = {**dict(zip(own, own, strict=True)), "completion": "completing"}
+        self._others: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name in self._others:
+            return self._others[name]
+        command: click.Command = getattr(importlib.import_module(f"nvsandbox.cli.{self._modules[name]}"), name)
+        return command
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._others[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._modules, *self._others}))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 class _Program(click.Group):
@@ -25,13 +49,19 @@ class _Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         # Otherwise the package's log stays unread, for it repeats what the commands report.
-        if failure.debugging():
+        if packets.debugging():
             logging.basicConfig(format="%(name)s: %(message)s")
             logging.getLogger("nvsandbox").setLevel(logging.INFO)
         try:
             return super().invoke(ctx)
-        except failure.EXPECTED as error:
-            raise failure.ending(error) from error
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            from nvsandbox.cli import failure
+
+            if isinstance(error, failure.EXPECTED):
+                raise failure.ending(error) from error
+            raise
 
 
 @click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,9 +86,4 @@ def main() -> None:
     """
 
 
-main.add_command(audit)
-main.add_command(completion)
-main.add_command(nodes)
-main.add_command(query)
-main.add_command(doctor)
-main.add_command(run)
+main.commands = _Commands()

@@ -6,16 +6,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from nvsandbox import isolation as ladder
 from nvsandbox import options as sandbox
-from nvsandbox import parent
 from nvsandbox import run as runner
 from nvsandbox.cli import completing
-from nvsandbox.cli.failure import as_options
+from nvsandbox.cli.wording import as_options
+
+if TYPE_CHECKING:
+    from nvsandbox import parent
 
 _WITH_VALUE = ("--driver-root", "--dev-root", "--library", "--isolation", "--devices", "--simulate")
 
@@ -149,6 +151,8 @@ def _options(user: bool, guard: bool, given: dict[str, Any]) -> sandbox.Options:
 
 
 def _reported(prepared: runner.Run, path: str | None, as_json: bool) -> int:
+    from nvsandbox import parent
+
     # Before the program runs: what it did cannot be told in a file that cannot be written.
     try:
         file = None if path is None else open(path, "w", encoding="utf-8")  # noqa: SIM115

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from host import require
 
 from nvsandbox import simulate
-from nvsandbox.cli import failure, main
+from nvsandbox.cli import main, wording
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli" / "query.md"
 MIB = 1 << 20
@@ -393,7 +393,7 @@ def test_no_library_is_1_and_says_where_it_looked(tmp_path: Path) -> None:
 
 
 def test_errors_speak_of_options_not_of_keywords() -> None:
-    written = failure.as_options(
+    written = wording.as_options(
         "driver_root='/a b' library= dev_root=\"/x\" devices=[0, 2]: timeout=-1.0: simulate='h100,na=1' devices="
     )
     assert written == (
