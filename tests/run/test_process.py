@@ -221,3 +221,19 @@ def test_its_death_follows_its_parents_if_that_was_asked_for(clean_host: None) -
     while os.path.exists(f"/proc/{pid}") and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_little_is_imported_for_it() -> None:
+    """It is to start at once."""
+    code = "import sys; from nvsandbox.cli import main; import nvsandbox.cli.run; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    loaded = set(done.stdout.split())
+    assert "nvsandbox.run" in loaded
+    assert not loaded & {
+        "pynvml",
+        "rich",
+        "pyroute2",
+        "nvsandbox.session",
+        "nvsandbox.cli.query",
+        "nvsandbox.cli.audit",
+    }
