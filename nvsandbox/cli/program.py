@@ -81,8 +81,8 @@ def main() -> None:
 
     \b
     Exit status: 0 fine; 1 NVML failed, or something was found; 2 wrong usage;
-    3 no sandbox, or nothing can be examined. run ends as its program does, run and
-    audit with 125 if they fail themselves, 126 and 127 if there is no such program.
+    3 no sandbox, or nothing can be examined. run ends as its program does; run
+    and audit with 125 if they fail themselves, 126 or 127 without such a program.
     """
 
 

@@ -147,7 +147,7 @@ def query(
 
     \b
     Exit status: 0; 1 NVML failed, such as without a driver; 2 wrong usage; 3 no
-    sandbox could be started. With --watch 130, 143, 129 for Ctrl-C, SIGTERM, SIGHUP.
+    sandbox could be started. With --watch 130 for Ctrl-C, 143 SIGTERM, 129 HUP.
     """
     # Terminals without UTF-8 lose a character, not the listing.
     if hasattr(sys.stdout, "reconfigure"):
