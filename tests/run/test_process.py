@@ -109,9 +109,11 @@ def test_the_process_that_was_started_is_the_program(clean_host: None) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT, signal.SIGRTMIN + 3])
 def test_signals_reach_it(clean_host: None, how: tuple[str, ...], number: int) -> None:
     """Those that are sent to the process that was started, whatever it is by now."""
-    script = f"import signal, sys\nsignal.signal({int(number)}, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"
+    script = (
+        f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"
+    )
     process = subprocess.Popen(
-        [COMMAND, "run", *how, "--", sys.executable, "-c", script + "signal.pause()"],
+        [COMMAND, "run", *how, "--", sys.executable, "-c", script + "while True: time.sleep(0.02)"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=surroundings(),
     )  # fmt: skip
     assert process.stdout is not None
