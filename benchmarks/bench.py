@@ -59,7 +59,18 @@ def compile_all(folder: Path) -> bool:
         subprocess.run(command, check=True)
     query = [compiler, *flags, str(HERE / "nvml_query.c"), "-o", str(folder / "nvml-query"), "-ldl"]
     subprocess.run(query, check=True)
+    exchange = [compiler, *flags, "-pthread", str(HERE / "exchange.c"), "-o", str(folder / "exchange")]
+    subprocess.run(exchange, check=True)
     return True
+
+
+def exchange_ns(program: str) -> int | None:
+    """How long two CPUs take to hand a cache line over and back (``exchange.c``); None where there is no telling."""
+    try:
+        done = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True, timeout=10)
+        return int(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def found_libraries(folder: Path, real: bool) -> dict[str, str]:
@@ -131,10 +142,13 @@ def run(parts: list[str], settings: dict[str, Any]) -> dict[str, Any]:
         "results": [],
         "missing": {},
         "failed": [],
+        "exchange_ns": {},
     }
     start = time.monotonic()
     for name in parts:
+        before = exchange_ns(settings["exchange"])
         result = run_part(name, settings)
+        summary["exchange_ns"][name] = [before, exchange_ns(settings["exchange"])]
         summary["results"] += result["results"]
         summary["missing"].update(result["missing"])
         summary["failed"] += [result["failed"]] if "failed" in result else []
@@ -261,6 +275,7 @@ def main() -> int:
             "quick": arguments.quick,
             "rounds": arguments.rounds,
             "libraries": found_libraries(folder.resolve(), arguments.real),
+            "exchange": str((folder / "exchange").resolve()),
             "query": str(query.resolve()) if query.exists() else "",
             "ways": [*arguments.way, "direct"] if arguments.way else None,
             "real": arguments.real,

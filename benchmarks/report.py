@@ -165,6 +165,15 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)] + [""]
 
 
+def _exchange(summary: Summary) -> list[str]:
+    """Between the CPUs, before and after each part: on virtual machines it changes."""
+    known = {part: times for part, times in summary.get("exchange_ns", {}).items() if None not in times}
+    if not known:
+        return []
+    every = ", ".join(f"{part} {before} and {after}" for part, (before, after) in known.items())
+    return ["", f"A cache line from one CPU to another and back, ns, before and after each part: {every}."]
+
+
 def markdown(summary: Summary) -> str:
     where = summary["machine"]
     known = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
@@ -174,6 +183,7 @@ def markdown(summary: Summary) -> str:
         f"{summary['date']}, {where['cpus']} CPUs ({where['cpu']}), Linux {where['kernel']}, Python {where['python']}, "
         f"load at the start {where['load']}; {known}; {summary['seconds']} s."
         + (" A quick run: the figures scatter." if summary["quick"] else ""),
+        *_exchange(summary),
         "",
         "Medians; ± is half the distance of the quartiles. Ratios are medians, with quartiles, of the ratios in each "
         "round. docs/performance.md says how it is measured.",
@@ -248,6 +258,7 @@ def filled(page: str, summary: Summary) -> str:
     rows = [list(row) for row in targets(summary)]
     lines = [
         f"{summary['date']}, {where['cpus']} CPUs ({where['cpu']}), Linux {where['kernel']}, Python {where['python']}:",
+        *_exchange(summary),
         "",
         *_table(["what", "target", "measured (quartiles)", "holds"], rows),
     ]

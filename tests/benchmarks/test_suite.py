@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -86,6 +87,9 @@ def test_a_run_becomes_a_table(built: Path, tmp_path: Path) -> None:
     text = run(BENCHMARKS / "bench.py", *arguments)
     summary = json.loads((tmp_path / "bench.json").read_text())
     assert summary["failed"] == []
+    if len(os.sched_getaffinity(0)) > 1:
+        assert summary["exchange_ns"].keys() == set(parts)
+        assert all(0 < times[0] < 1e6 and 0 < times[1] < 1e6 for times in summary["exchange_ns"].values())
     assert {(entry["part"], entry["way"]) for entry in summary["results"]} >= {
         ("calls, null", "direct"),
         ("calls, null", "shm"),
