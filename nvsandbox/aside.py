@@ -25,6 +25,10 @@ _T = TypeVar("_T")
 _SLICE = 1.0
 """Seconds between two looks whether this is a forked child, in which nobody does the work that is waited for."""
 
+_LATE = 0.1
+"""Seconds after which who waits for work does it, if its thread has not begun: one that finds no memory for its first
+line ends without a word to anybody."""
+
 _here: set[int] = set()  # the threads that are doing such work
 
 
@@ -87,6 +91,11 @@ class Task(Generic[_T]):
                 self._waiting.pop().release()
             del self  # else the error and this frame refer to each other
 
+    def _run_here(self) -> None:
+        """In place of a thread that has not begun."""
+        if os.getpid() == self._owner:
+            run(self.run)
+
     def end(self) -> bool:
         """Sees to it that it does not begin any more, or waits for it. Whether it was done."""
         return not self._begun.acquire(blocking=False) and self.wait() and self.error is None
@@ -106,6 +115,8 @@ class Task(Generic[_T]):
 
     def result(self) -> _T:
         """Waits for it. What it gives or raises; in a forked child, where nobody does it, RuntimeError."""
+        if not self.wait(_LATE):
+            self._run_here()
         if not self.wait():
             raise RuntimeError("this process was forked in the middle of a wait for what only its parent does")
         try:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done in threads of its own is done once, also where a thread comes to nothing."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nvsandbox import aside
+
+
+def _lost(function: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
+    """As `_thread.start_new_thread` where memory ends before the thread's first line: nothing but a message tells."""
+    return _START(lambda: None, ())
+
+
+_START = _thread.start_new_thread
+
+
+def test_a_thread_that_never_came_to_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_thread, "start_new_thread", _lost)
+    done = []
+    assert aside.do(lambda: done.append(1) or "result") == "result"
+    with pytest.raises(ZeroDivisionError):
+        aside.do(lambda: 1 // 0)
+    assert aside.get(lambda: done.append(2) or "held", lambda held: None) == "held"
+    assert done == [1, 2]
+
+
+def test_a_thread_that_comes_late_does_not_do_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, ended = threading.Event(), threading.Event()
+
+    def late(function: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
+        def body() -> None:
+            go.wait(10)
+            function(*arguments)
+            ended.set()
+
+        return _START(body, ())
+
+    monkeypatch.setattr(_thread, "start_new_thread", late)
+    done = []
+    aside.do(lambda: done.append(threading.get_ident()))
+    go.set()
+    assert ended.wait(10)
+    assert done == [threading.get_ident()]
