@@ -29,7 +29,7 @@ import report
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 
-PARTS = ["calls-null", "calls-sim", "delays", "single", "threads", "scrape", "scaling",
+PARTS = ["calls-null", "calls-sim", "delays", "single", "histogram", "threads", "scrape", "scaling",
          "startup", "startup-steps", "startup-big", "memory", "idle"]  # fmt: skip
 REAL = ["calls-real", "scrape-real"]
 # What decides for --check: the others take longer, or say nothing by their ratios.

@@ -111,6 +111,37 @@ def single(bench: Bench, target: str) -> None:
                 bench.add("single calls", case, name, "s", values, percentiles=percentiles(values))
 
 
+def histogram(bench: Bench) -> None:
+    """What it costs that calls are timed, for the histogram in ``session.stats()``: one session, with and without; and
+    if each call were timed, which is more than anybody pays."""
+    never = 1 << 62
+    with bench.ways("null", ["shm"]) as ways:
+        link = ways.module("shm").session.link
+        function, arguments = ways.function("shm", "temperature")
+        run = batch(function, arguments)
+
+        def some(after: int) -> Batch:
+            def set_first(times: int) -> float:
+                link.timed_after = after
+                return run(times)
+
+            return set_first
+
+        def each(after: int) -> Batch:
+            def call() -> None:
+                link.timed_after = after
+                function(*arguments)
+
+            return batch(call)
+
+        for case, how in {"one call in eight timed": some, "each call timed": each}.items():
+            found = interleave({"shm": how(1), "untimed": how(never)}, 3 * bench.rounds, bench.batch)
+            for way, values in found.items():
+                bench.add("latency histogram", case, way, "s", [*values.values()])
+            extra = [seconds - found["untimed"][number] for number, seconds in found["shm"].items()]
+            bench.add("latency histogram", case, "difference", "s", extra)
+
+
 # ---- threads
 
 
@@ -199,7 +230,7 @@ def scrape(bench: Bench, target: str) -> None:
 
 
 def scaling(bench: Bench) -> None:
-    for gpus in (1, 8, 16):
+    for gpus in (1, 8, 16, 64):
         with bench.ways(f"h100x{gpus}", ["direct", "shm", "pipe"]) as ways:
             scrapes, count = _scrapes(ways)
             bench.side_by_side("number of GPUs", f"{gpus}", scrapes, per=count)
@@ -278,6 +309,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "calls-sim": lambda bench: calls(bench, "h100x8,frozen=1,procs=100"),
     "calls-real": lambda bench: calls(bench, "real"),
     "delays": delays,
+    "histogram": histogram,
     "single": lambda bench: single(bench, "null"),
     "threads": threads,
     "scrape": lambda bench: scrape(bench, "h100x8"),

@@ -18,6 +18,8 @@ _TITLES = {
     **TITLES,
     "true": "/bin/true, for comparison",
     "library": "the library itself",
+    "untimed": "the same, no call timed",
+    "difference": "difference, round by round",
     "in-caller": "caller",
     "in-worker": "worker",
     "between": "both",
@@ -102,6 +104,11 @@ def _big_caller(summary: Summary) -> dict[str, float] | None:
     return None
 
 
+def _histogram(summary: Summary) -> dict[str, float] | None:
+    entry = find(summary, "latency histogram", "one call in eight timed", "difference")
+    return {key: entry[key] * 1e9 for key in ("median", "q1", "q3")} if entry else None
+
+
 def _idle(summary: Summary) -> dict[str, float] | None:
     ticks = [entry["median"] for entry in entries(summary, "idle") if entry["way"] == "shm"]
     return {"median": max(ticks), "q1": min(ticks), "q3": max(ticks)} if ticks else None
@@ -139,6 +146,7 @@ TARGETS: list[tuple[str, float, bool, Callable[[Summary], dict[str, float] | Non
     ("start with a big caller / with a small one", 1.2, False, _big_caller),
     ("worker's private memory above the library's, MiB", 1.0, False, _median_of("memory", "null", 1 / 1024)),
     ("processor time while idle, ticks", 0.0, False, _idle),
+    ("timing calls for the histogram, ns a call", 50.0, False, _histogram),
     ("fastest other isolation / nvsandbox", 20.0, True, _fastest_other),
 ]
 

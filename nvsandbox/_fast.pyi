@@ -11,6 +11,7 @@ class Link:
     serial: int
     calls: int
     errors: int
+    timed_after: int
     look_every: int
     looking_max: int
     def __init__(
@@ -25,6 +26,8 @@ class Link:
     def attach(self, address: int, owner: object, /) -> None: ...
     def invalidate(self) -> None: ...
     def suspend(self, change: int, /) -> None: ...
+    def latency(self) -> tuple[tuple[int, ...], int]: ...
+    def reset(self) -> None: ...
 
 class Function:
     __name__: str

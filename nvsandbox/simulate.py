@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nvsandbox._core import ffi, lib
 
-MAX_GPUS = 16
+MAX_GPUS = 64
 MAX_MINOR = 249  # 254 and 255 are nvidia-modeset's and nvidiactl's
 MAX_PROCS = 5000
 MAX_LENGTH = 1023

@@ -62,6 +62,7 @@ int nvs_lane_taken (const struct nvs_caller_lane *lane);
 unsigned char *nvs_lane_frame (struct nvs_caller_lane *lane);
 void nvs_lane_send (struct nvs_caller_lane *lane, uint32_t length);
 int nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns);
+int nvs_lane_spins (const struct nvs_caller_lane *lane); /* whether that would look for longer than once */
 int nvs_lane_sleep (struct nvs_caller_lane *lane, int64_t wait_ns);
 const unsigned char *nvs_lane_reply (const struct nvs_caller_lane *lane, uint32_t *length);
 
@@ -125,6 +126,10 @@ int nvs_cpu_quota (const char *groups, const char *root);
 /* tables.c */
 
 const char *nvs_core_version (void);
+
+/* As histogram.h has them. */
+uint32_t nvs_core_latency_slot (uint64_t ns);
+uint64_t nvs_core_latency_bound (uint32_t slot);
 const char *nvs_core_step_name (uint32_t step);
 
 /* A GPU model of the simulator (sim/profiles.def) and a key of its descriptions (sim/options.def); NULL past the last. */

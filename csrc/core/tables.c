@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What Python must know of the C side, told by the files that C itself is built from. */
 #include "core.h"
+#include "histogram.h"
 
 static const struct nvs_core_profile profiles[] = {
 #define X(key, product, memory_mib, major, minor, mig) { #key, product, memory_mib, mig },
@@ -25,6 +26,18 @@ const char *
 nvs_core_version (void)
 {
     return NVSANDBOX_VERSION;
+}
+
+uint32_t
+nvs_core_latency_slot (uint64_t ns)
+{
+    return nvs_latency_slot (ns);
+}
+
+uint64_t
+nvs_core_latency_bound (uint32_t slot)
+{
+    return nvs_latency_bound (slot);
 }
 
 const char *

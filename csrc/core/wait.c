@@ -74,12 +74,18 @@ relax (void)
 }
 
 int
+nvs_lane_spins (const struct nvs_caller_lane *lane)
+{
+    /* A worker that had to be woken is not back within a spin, and may want this very CPU. */
+    return lane->looks && !lane->woken;
+}
+
+int
 nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns)
 {
     int64_t start = 0;
 
-    /* A worker that had to be woken is not back within a spin, and may want this very CPU. */
-    if (!lane->looks || lane->woken || spin_ns <= 0)
+    if (!nvs_lane_spins (lane) || spin_ns <= 0)
         return nvs_lane_answered (lane);
     for (;;) {
         int64_t now;

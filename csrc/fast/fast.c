@@ -32,6 +32,7 @@
 #include <time.h>
 
 #include "../core/core.h"
+#include "../core/histogram.h"
 #include "block.h"
 #include "../core/reply.h"
 
@@ -41,6 +42,7 @@
 #define SPIN_LOCKED_NS 4000 /* with the interpreter's lock; others get it at least every 5 ms anyway */
 #define SLICE_NS       20000000
 #define ERROR_UNKNOWN  999
+#define TIMED_MAX      15 /* of calls that are answered at once one in 1 to so many is timed, 8 on average */
 
 #ifndef Py_TPFLAGS_HAVE_VECTORCALL
 #define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
@@ -127,6 +129,50 @@ calibrate (PyObject *module, PyObject *args)
     return PyBool_FromLong (calibrated);
 }
 
+/* ---- how long calls take ------------------------------------------------------------------------------ */
+
+/*
+ * Two looks at the clock cost 40 ns and more, a tenth of a whole call that is answered at once. So of those one in some is
+ * timed, and stands for all since the last one; a call that has to wait looks at the clock anyway, and stands for itself. How
+ * many are left out is not always the same: what calls functions in a fixed order would else have the same one timed each time.
+ */
+struct latency {
+    uint64_t counts[NVS_LATENCY_SLOTS];
+    uint64_t sum_ns;
+    uint64_t last_ns;           /* of the last call that was answered at once and timed */
+    unsigned long long untimed; /* calls that were answered at once since then */
+    unsigned long long due;     /* the how manieth of them is timed */
+    uint32_t chance;
+};
+
+static void
+latency_count (struct latency *latency, uint64_t ns, uint64_t calls)
+{
+    latency->counts[nvs_latency_slot (ns)] += calls;
+    latency->sum_ns += ns * calls;
+}
+
+/* A call that was answered at once, in `ns`; 0 if it was not timed. */
+static void
+latency_quick (struct latency *latency, uint64_t ns)
+{
+    latency->untimed++;
+    if (ns == 0)
+        return;
+    latency->last_ns = ns;
+    latency_count (latency, ns, latency->untimed);
+    latency->untimed = 0;
+    latency->chance = latency->chance * 1664525U + 1013904223U;
+    latency->due = 1 + (latency->chance >> 16) % TIMED_MAX;
+}
+
+static void
+latency_reset (struct latency *latency)
+{
+    memset (latency, 0, sizeof *latency);
+    latency->due = 1; /* so that there is a last one before any stands for others */
+}
+
 /* ---- links: what a session tells the fast path -------------------------------------------------------- */
 
 typedef struct {
@@ -134,6 +180,7 @@ typedef struct {
     unsigned long long epoch;                /* changes when a lane of the session is closed */
     unsigned long long calls;
     unsigned long long errors;
+    struct latency latency;
     unsigned long long look_every; /* every so many calls one goes the slow way; 0: none has to */
     unsigned long long since_look;
     struct nvs_crowd crowd;
@@ -192,6 +239,43 @@ link_invalidate (link_t *self, PyObject *nothing)
     Py_RETURN_NONE;
 }
 
+/* latency (): (calls by slot, the sum of their nanoseconds). Those that nobody has timed yet count as the last one did, so
+ * that there are as many as calls, and no count ever goes down. */
+static PyObject *
+link_latency (link_t *self, PyObject *nothing)
+{
+    struct latency *latency = &self->latency;
+    PyObject *counts = PyTuple_New (NVS_LATENCY_SLOTS);
+
+    (void)nothing;
+    if (counts == NULL)
+        return NULL;
+    if (latency->untimed > 0) {
+        latency_count (latency, latency->last_ns, latency->untimed);
+        latency->untimed = 0;
+    }
+    for (uint32_t slot = 0; slot < NVS_LATENCY_SLOTS; slot++) {
+        PyObject *count = PyLong_FromUnsignedLongLong (latency->counts[slot]);
+
+        if (count == NULL) {
+            Py_DECREF (counts);
+            return NULL;
+        }
+        (void)PyTuple_SetItem (counts, (Py_ssize_t)slot, count);
+    }
+    return Py_BuildValue ("(NK)", counts, (unsigned long long)latency->sum_ns);
+}
+
+static PyObject *
+link_reset (link_t *self, PyObject *nothing)
+{
+    (void)nothing;
+    self->calls = 0;
+    self->errors = 0;
+    latency_reset (&self->latency);
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -212,6 +296,7 @@ link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL)
         return NULL;
     self->epoch = ++last_epoch;
+    latency_reset (&self->latency);
     /* It reads files, and whoever answers for a file system may need the interpreter's lock. */
     thread = PyEval_SaveThread ();
     self->crowd.looking_max = nvs_looking_max ();
@@ -269,6 +354,8 @@ static PyMemberDef link_members[] = {
     { "calls", T_ULONGLONG, offsetof (link_t, calls), READONLY, "calls that went the short way" },
     { "errors", T_ULONGLONG, offsetof (link_t, errors), READONLY,
       "those of them that NVML did not answer with success" },
+    { "timed_after", T_ULONGLONG, offsetof (link_t, latency) + offsetof (struct latency, due), 0,
+      "after so many calls that are answered at once the next is timed; for measurements of what that costs" },
     { "look_every", T_ULONGLONG, offsetof (link_t, look_every), 0,
       "one call of so many goes the slow way; 0: none has to" },
     { "looking_max", T_INT, offsetof (link_t, crowd) + offsetof (struct nvs_crowd, looking_max), READONLY,
@@ -310,6 +397,9 @@ static PyMethodDef link_methods[] = {
       "attach (address, owner): this thread's lane, and the object that it lives as long as" },
     { "invalidate", (PyCFunction)(void (*) (void))link_invalidate, METH_NOARGS,
       "invalidate (): no thread uses the lane that it has attached any more" },
+    { "latency", (PyCFunction)(void (*) (void))link_latency, METH_NOARGS,
+      "latency (): (calls by slot, the sum of their nanoseconds); see csrc/core/histogram.h" },
+    { "reset", (PyCFunction)(void (*) (void))link_reset, METH_NOARGS, "reset (): counts from 0 again" },
     { NULL, NULL, 0, NULL },
 };
 
@@ -568,18 +658,21 @@ now_ns (void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* 0 when the reply is there; -1 with an exception when there is none to wait for. */
+/* 0 when the reply is there; -1 with an exception when there is none to wait for. *since is when the request was sent, where
+ * that had to be found out, within a microsecond. */
 static int
-await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane)
+await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane, int64_t *since)
 {
     struct nvs_crowd *crowd = &self->link->crowd;
+    const bool quick = self->pace.usual_ns < 2 * SPIN_LOCKED_NS;
     struct nvs_pace pace;
     int64_t start;
 
     /* Not for a function that is known to take longer: others may want the interpreter. */
-    if (self->pace.usual_ns < 2 * SPIN_LOCKED_NS && nvs_lane_spin (lane, SPIN_LOCKED_NS))
+    if (quick && nvs_lane_spin (lane, SPIN_LOCKED_NS))
         return 0;
     start = now_ns ();
+    *since = quick && nvs_lane_spins (lane) ? start - SPIN_LOCKED_NS : start;
     for (;;) {
         PyThreadState *state;
         PyObject *seconds;
@@ -678,15 +771,18 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
 {
     struct nvs_caller_lane *lane = place->lane; /* a signal handler's call may take this thread's place */
     PyObject *owner = place->owner;
+    struct latency *latency = &self->link->latency;
+    const int64_t begun = latency->untimed + 1 >= latency->due ? now_ns () : 0;
     enum nvs_answer_kind kind = NVS_NO_ANSWER;
     const unsigned char *frame;
+    int64_t since = 0;
     uint32_t length;
     PyObject *done;
     int waited;
 
     write_request (plan, given, nvs_lane_frame (lane));
     nvs_lane_send (lane, plan->head_len + plan->data_len);
-    waited = await (self, owner, lane);
+    waited = await (self, owner, lane, &since);
     frame = waited == 0 ? nvs_lane_reply (lane, &length) : NULL;
     if (frame != NULL)
         kind = read_reply (plan, given, frame, length, result);
@@ -695,8 +791,15 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
         give_up_lane (self->link, owner);
         return was_not_sent () ? NOT_CARRIED_OUT : FAILED;
     }
+    if (kind == NVS_ANSWERED) {
+        if (since != 0)
+            latency_count (latency, (uint64_t)(now_ns () - (begun != 0 ? begun : since)), 1);
+        else
+            latency_quick (latency, begun != 0 ? (uint64_t)(now_ns () - begun) : 0);
+        return ANSWERED;
+    }
     if (kind != NVS_NO_ANSWER)
-        return kind == NVS_ANSWERED ? ANSWERED : NOT_CARRIED_OUT;
+        return NOT_CARRIED_OUT;
     /* Raises: the worker is of no more use. */
     done = PyObject_CallFunctionObjArgs (self->link->abandon, owner, self->name, NULL);
     Py_XDECREF (done);

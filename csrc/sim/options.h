@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define NVS_GPUS_MAX  16u
+#define NVS_GPUS_MAX  64u
 #define NVS_PROCS_MAX 5000u
 
 /* A list of small numbers, such as 0+2+5. */

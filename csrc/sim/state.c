@@ -143,9 +143,10 @@ gpu_setup (struct nvs_gpu *gpu, const struct nvs_options *options, unsigned slot
         .slot = slot,
         .minor = options->minors.count != 0 ? options->minors.values[slot] : slot,
         .lost = listed (&options->lost, slot),
-        /* Two GPUs on each host bridge, as on common boards. GB200 numbers domains instead. */
-        .domain = profile->c2c ? 8 * slot + 8 : 0,
-        .bus = profile->c2c ? 1 : 0x10 + 8 * slot + slot / 2,
+        /* Two GPUs on each host bridge, as on common boards; the buses of a domain have numbers for 16. GB200 numbers
+         * domains instead. */
+        .domain = profile->c2c ? 8 * slot + 8 : slot / 16,
+        .bus = profile->c2c ? 1 : 0x10 + 8 * (slot % 16) + slot % 16 / 2,
         .persistence = 1,
         .ecc_pending = profile->ecc,
         .power_limit_mw = profile->power_default_mw,

@@ -138,8 +138,8 @@ def test_a_limit_out_of_range(sim: Any) -> None:
     ("description", "complaint"),
     [
         ("h300", "there is no GPU model h300"),
-        ("h100x17", "between 1 and 16 GPUs"),
-        ("h100x0", "between 1 and 16 GPUs"),
+        ("h100x65", "between 1 and 64 GPUs"),
+        ("h100x0", "between 1 and 64 GPUs"),
         ("h100,speed=9", "there is no option speed"),
         ("h100,seed", "key=value is expected"),
         ("h100,seed=-1", "is not a number"),

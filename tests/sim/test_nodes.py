@@ -43,6 +43,15 @@ def test_nodes_and_links(sim: Any) -> None:
     }
 
 
+def test_nodes_of_64_gpus(sim: Any) -> None:
+    made = nvidia(*sim(initialise, description="gb200x64,mig=1g.23gb*7"))
+    for minor in range(64):
+        assert made[f"/dev/nvidia{minor}"] == (NODE | 0o666, (195, minor))
+        assert made[f"/dev/char/195:{minor}"] == f"../nvidia{minor}"
+    caps = [path for path in made if path.startswith("/dev/nvidia-caps/")]
+    assert len(caps) == 2 + 64 * 7 * 2
+
+
 def test_capabilities_of_mig(sim: Any) -> None:
     made = nvidia(*sim(initialise, description="h100x2,mig=3g.40gb+1g.10gb"))
     caps = {path.rpartition("nvidia-cap")[2]: facts for path, facts in made.items() if "/nvidia-caps/" in path}

@@ -230,3 +230,24 @@ def test_driver_version(sim: Any, driver: str, nvml: str, cuda: int) -> None:
         return p.nvmlSystemGetDriverVersion(), p.nvmlSystemGetNVMLVersion(), p.nvmlSystemGetCudaDriverVersion()
 
     assert sim(versions, driver=driver) == (driver, nvml, cuda)
+
+
+@pytest.mark.parametrize("profile", ["h100", "gb200"])
+def test_64_gpus_are_told_apart(sim: Any, profile: str) -> None:
+    def identities(profile: str) -> None:
+        from simhelp import gpu, use
+
+        p = use(f"{profile}x64")
+        assert p.nvmlDeviceGetCount() == 64
+        bus_ids, uuids = set(), set()
+        for index in range(64):
+            device = gpu(index)
+            assert p.nvmlDeviceGetMinorNumber(device) == p.nvmlDeviceGetIndex(device) == index
+            pci = p.nvmlDeviceGetPciInfo(device)
+            assert 0 < pci.bus < 256
+            assert p.nvmlDeviceGetIndex(p.nvmlDeviceGetHandleByPciBusId(pci.busId.encode())) == index
+            bus_ids.add(pci.busId)
+            uuids.add(p.nvmlDeviceGetUUID(device))
+        assert len(bus_ids) == len(uuids) == 64
+
+    sim(identities, profile=profile)

@@ -327,3 +327,10 @@ def test_workers_end_with_their_process(host: Host, how: str) -> None:
     while not all(has_ended(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.02)
     assert [has_ended(pid) for pid in pids] == [True, True]
+
+
+def test_64_gpus() -> None:
+    with nvml_isolated(simulate="h100x64") as nvml:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        assert [nvml.nvmlDeviceGetIndex(handle) for handle in handles] == list(range(64))
+        assert {f"/dev/nvidia{i}" for i in range(64)} <= set(nvml.session.dev_nodes())

@@ -23,7 +23,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("profile", sorted(profiles()))
-@pytest.mark.parametrize("count", [None, 1, 2, 16])
+@pytest.mark.parametrize("count", [None, 1, 2, 16, 64])
 def test_profile(profile: str, count: int | None) -> None:
     text = profile if count is None else f"{profile}x{count}"
     made = parse(text)
