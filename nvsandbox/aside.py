@@ -17,13 +17,16 @@ from __future__ import annotations
 import _thread
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 _T = TypeVar("_T")
 
-_SLICE = 1.0
-"""Seconds between two looks whether this is a forked child, in which nobody does the work that is waited for."""
+_SLICE = 0.1
+"""Seconds between two looks whether anybody still does the work that is waited for."""
+
+NO_THREAD = (RuntimeError, MemoryError)  # no more threads, or the interpreter's exit; no memory for one
 
 _LATE = 0.1
 """Seconds after which who waits for work does it, if its thread has not begun: one that finds no memory for its first
@@ -44,7 +47,7 @@ def start(work: Callable[..., Any], *arguments: Any, new: bool = False) -> None:
         try:
             _thread.start_new_thread(run, (work, *arguments))
             return
-        except RuntimeError:  # no more threads, or the interpreter's exit
+        except NO_THREAD:
             pass
     work(*arguments)
 
@@ -61,6 +64,10 @@ def run(work: Callable[..., Any], *arguments: Any) -> None:
             _here.discard(mine)
 
 
+class _Token:
+    """Lives as long as the thread that has it: one may end before its first step, for want of memory."""
+
+
 class Task(Generic[_T]):
     """Something that is done aside, and whose outcome any number of threads may wait for."""
 
@@ -69,12 +76,19 @@ class Task(Generic[_T]):
         self._value: _T | None = None
         self._owner = os.getpid()
         self._waiting: list[Any] = []  # a lock for each: one for all would be lost with a waiter who is interrupted
+        self._thread: weakref.ref[_Token] | None = None
         self._begun = _thread.allocate_lock()  # taken by whoever runs it, or sees to it that nobody does
         self.error: BaseException | None = None
         self.done = False
 
-    def run(self) -> None:
-        """The work itself: for :func:`start`."""
+    def start(self) -> None:
+        """Has it done aside."""
+        token = _Token()
+        self._thread = weakref.ref(token)
+        start(self.run, token)
+
+    def run(self, token: _Token | None = None) -> None:
+        """The work itself."""
         if not self._begun.acquire(blocking=False):
             return
         work, self._work = self._work, None
@@ -111,6 +125,11 @@ class Task(Generic[_T]):
             if left <= 0 or os.getpid() != self._owner:
                 return False
             mine.acquire(timeout=left)
+            if not self.done and self._thread is not None and self._thread() is None:
+                # Its thread has ended before it came to an end here.
+                if self._begun.locked():
+                    raise MemoryError
+                self.run()
         return True
 
     def result(self) -> _T:
@@ -132,7 +151,7 @@ def do(work: Callable[[], _T]) -> _T:
     if here():
         return work()
     task = Task(work)
-    start(task.run)
+    task.start()
     return task.result()
 
 
@@ -143,14 +162,14 @@ def get(work: Callable[[], _T], dispose: Callable[[_T], object]) -> _T:
         return work()
     task = Task(work)
     try:
-        start(task.run)
+        task.start()
         return task.result()
     except BaseException:
         if task.error is None:
             # A call in C, before which Python runs no signal handler.
             try:
                 _thread.start_new_thread(run, (_dispose, task, dispose))
-            except RuntimeError:  # no more threads
+            except NO_THREAD:
                 _dispose(task, dispose)
         raise
 
@@ -166,4 +185,4 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["Task", "do", "get", "here", "run", "start"]
+__all__ = ["NO_THREAD", "Task", "do", "get", "here", "run", "start"]

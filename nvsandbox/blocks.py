@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import types
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from nvsandbox import _fast, aside
@@ -126,7 +127,7 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
         block = _Block()
         opening = aside.Task(lambda: block.open(self._options))
         try:
-            aside.start(opening.run)
+            opening.start()
             opening.result()
             self._open.append(block)
             _entered.set((*_still_entered(), (self, block)))
@@ -137,7 +138,7 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
             if opening.error is None:
                 try:
                     _thread.start_new_thread(aside.run, (self._undo, block, opening))
-                except RuntimeError:  # no more threads
+                except aside.NO_THREAD:
                     self._undo(block, opening)
             raise
 
@@ -161,11 +162,13 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
         finally:
             done.release()
 
-    def _left(self, outcome: list[BaseException], done: _thread.LockType) -> None:
+    def _left(self, outcome: list[BaseException], done: _thread.LockType, thread: Callable[[], object]) -> None:
         owner = os.getpid()
-        while not done.acquire(timeout=1.0):
+        while not done.acquire(timeout=0.1):
             if os.getpid() != owner:  # a forked child, in which there is no such thread
                 return
+            if thread() is None and not outcome and done.locked():
+                self._leave(outcome, done)  # the thread has ended before its first step, for want of memory
         _entered.set(_still_entered())
         if outcome:
             raise outcome.pop()

@@ -76,7 +76,7 @@ class Keeper:
         task = self._starting
         if task is None or task.done:
             task = aside.Task(self._renew)
-            aside.start(task.run)
+            task.start()
             self._starting = task
         return task.result() if task.wait(limit) else None
 
@@ -86,7 +86,7 @@ class Keeper:
         if self.stateful or (task is not None and not task.done):
             return
         task = aside.Task(lambda: self._recycle(worker))
-        aside.start(task.run)
+        task.start()
         self._recycling = task
 
     # ---- aside

@@ -22,21 +22,27 @@ block_exit (PyObject *self, PyObject *exc)
     PyObject *leave = PyObject_GetAttrString (self, "_leave");
     PyObject *context = PyObject_CallNoArgs (copy_context);
     PyObject *run = context != NULL ? PyObject_GetAttrString (context, "run") : NULL;
+    PyObject *thread = context != NULL ? PyWeakref_NewRef (context, NULL) : NULL;
     PyObject *started = NULL;
     PyObject *result = NULL;
 
     (void)exc;
-    if (outcome == NULL || locked == NULL || leave == NULL || run == NULL)
+    if (outcome == NULL || locked == NULL || leave == NULL || run == NULL || thread == NULL)
         goto out;
     started = PyObject_CallFunction (start_new_thread, "O(OOO)", run, leave, outcome, done);
-    if (started == NULL && PyErr_ExceptionMatches (PyExc_RuntimeError)) {
-        /* No more threads, or the interpreter's exit. */
+    if (started == NULL
+        && (PyErr_ExceptionMatches (PyExc_RuntimeError) || PyErr_ExceptionMatches (PyExc_MemoryError))) {
+        /* No more threads, or the interpreter's exit; no memory for one. */
         PyErr_Clear ();
         started = PyObject_CallFunctionObjArgs (leave, outcome, done, NULL);
     }
+    /* From here on the context lives as long as the thread, which may end before its first step. */
+    Py_CLEAR (run);
+    Py_CLEAR (context);
     if (started != NULL)
-        result = PyObject_CallMethod (self, "_left", "OO", outcome, done);
+        result = PyObject_CallMethod (self, "_left", "OOO", outcome, done, thread);
 out:
+    Py_XDECREF (thread);
     Py_XDECREF (started);
     Py_XDECREF (run);
     Py_XDECREF (context);
@@ -49,7 +55,7 @@ out:
 
 static PyMethodDef block_methods[] = {
     { "__exit__", block_exit, METH_VARARGS,
-      "Does _leave (outcome, done) in a thread, and then _left (outcome, done)." },
+      "Does _leave (outcome, done) in a thread, and then _left (outcome, done, thread)." },
     { NULL, NULL, 0, NULL },
 };
 
