@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,12 @@ def test_a_run_becomes_a_table(built: Path, tmp_path: Path) -> None:
     assert text.startswith("# What a call costs")
     assert (tmp_path / "bench.md").read_text().strip() == text.strip()
     assert "| temperature / direct, NVML doing nothing | at most 1.5 |" in text
+
+    # The README's chart needs no library that draws.
+    chart = (tmp_path / "headline.svg").read_text()
+    bars = re.findall(r'class="(direct|own|other)"[^>]* width="([0-9.]+)"', chart)
+    assert [kind for kind, _ in bars] == ["direct", "own", "other"]
+    assert [float(width) for _, width in bars] == sorted(float(width) for _, width in bars)
 
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- targets -->\nof yesterday\n<!-- end of targets -->\nafter\n")
