@@ -28,10 +28,6 @@ _SLICE = 0.1
 
 NO_THREAD = (RuntimeError, MemoryError)  # no more threads, or the interpreter's exit; no memory for one
 
-_LATE = 0.1
-"""Seconds after which who waits for work does it, if its thread has not begun: one that finds no memory for its first
-line ends without a word to anybody."""
-
 _here: set[int] = set()  # the threads that are doing such work
 
 
@@ -105,11 +101,6 @@ class Task(Generic[_T]):
                 self._waiting.pop().release()
             del self  # else the error and this frame refer to each other
 
-    def _run_here(self) -> None:
-        """In place of a thread that has not begun."""
-        if os.getpid() == self._owner:
-            run(self.run)
-
     def end(self) -> bool:
         """Sees to it that it does not begin any more, or waits for it. Whether it was done."""
         return not self._begun.acquire(blocking=False) and self.wait() and self.error is None
@@ -125,8 +116,8 @@ class Task(Generic[_T]):
             if left <= 0 or os.getpid() != self._owner:
                 return False
             mine.acquire(timeout=left)
-            if not self.done and self._thread is not None and self._thread() is None:
-                # Its thread has ended before it came to an end here.
+            # In this order, for a thread that does its work says so before it ends.
+            if self._thread is not None and self._thread() is None and not self.done:
                 if self._begun.locked():
                     raise MemoryError
                 self.run()
@@ -134,8 +125,6 @@ class Task(Generic[_T]):
 
     def result(self) -> _T:
         """Waits for it. What it gives or raises; in a forked child, where nobody does it, RuntimeError."""
-        if not self.wait(_LATE):
-            self._run_here()
         if not self.wait():
             raise RuntimeError("this process was forked in the middle of a wait for what only its parent does")
         try:
