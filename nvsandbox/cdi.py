@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
-_SIZE_MAX = 16 << 20
+_SIZE_MAX = 4 << 20
+_NODES_MAX = 100_000
+"""Per spec: aliases of YAML make billions out of a few lines."""
+_YAML_NULLS = ("", "~", "null", "Null", "NULL")
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,7 @@ def handed_out(directories: Iterable[str] = DIRECTORIES) -> tuple[list[HandedOut
 
 
 def _parsed(file: str) -> Any:
-    with open(file, "rb") as stream:
-        data = stream.read(_SIZE_MAX + 1)
+    data = _read(file)
     if len(data) > _SIZE_MAX:
         raise ValueError(f"larger than {_SIZE_MAX >> 20} MiB, which no CDI spec is")
     if file.endswith(".json"):
@@ -65,29 +68,51 @@ def _parsed(file: str) -> Any:
     import yaml  # here, for nothing else needs it
 
     try:
-        # The parser in C is ten times as fast, and not in every build.
-        return yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        # All scalars as text, for nothing else is looked at: what tags ask for is not made, and cannot fail. The parser
+        # in C is ten times as fast, and not in every build.
+        return yaml.load(data, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+def _read(file: str) -> bytes:
+    # Looked at first: to open a device node can load a module, and a FIFO would wait for somebody who writes.
+    if not stat.S_ISREG(os.stat(file).st_mode):
+        raise ValueError("a CDI spec is a file, and this is none")
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it was replaced while it was looked at")
+        return stream.read(_SIZE_MAX + 1)
 
 
 def _nodes(file: str, spec: Any) -> Iterator[HandedOut]:
     if not isinstance(spec, dict) or not isinstance(spec.get("kind"), str):
         raise ValueError("no CDI spec: an object with a kind was expected")
     kind = spec["kind"]
-    yield from _edits(file, kind, spec)
-    for device in _list(spec, "devices"):
-        if isinstance(device, dict):
-            yield from _edits(file, f"{kind}={device.get('name')}", device)
+    left = _NODES_MAX
+    for name, holder in [(kind, spec), *((None, device) for device in _list(spec, "devices"))]:
+        if not isinstance(holder, dict):
+            continue
+        nodes = _device_nodes(holder)
+        left -= len(nodes)
+        if left < 0:
+            raise ValueError(f"more than {_NODES_MAX} device nodes, which no CDI spec has")
+        yield from _edits(file, name or f"{kind}={holder.get('name')}", nodes)
 
 
-def _edits(file: str, device: str, holder: dict[str, Any]) -> Iterator[HandedOut]:
+def _device_nodes(holder: dict[str, Any]) -> list[Any]:
     edits = holder.get("containerEdits")
-    for node in _list(edits, "deviceNodes") if isinstance(edits, dict) else ():
+    return _list(edits, "deviceNodes") if isinstance(edits, dict) else []
+
+
+def _edits(file: str, device: str, nodes: list[Any]) -> Iterator[HandedOut]:
+    for node in nodes:
         path = node.get("path") if isinstance(node, dict) else None
         if isinstance(path, str):
             host_path = node.get("hostPath")
-            yield HandedOut(file, device, path, host_path if isinstance(host_path, str) and host_path else path)
+            named = isinstance(host_path, str) and host_path not in _YAML_NULLS
+            yield HandedOut(file, device, path, host_path if named else path)
 
 
 def _list(holder: dict[str, Any], key: str) -> list[Any]:

@@ -150,16 +150,6 @@ def plan(run: Run, *, as_json: bool = False, report: int = -1) -> bytes:
     return bytes(ffi.buffer(header)) + start + environment
 
 
-def hold_standard_streams() -> None:
-    """Fills those that are closed, so that nothing of ours comes to lie there and is written to. The program has them
-    closed again."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # the lowest number that is free
-
-
 def _sealed(content: bytes) -> int:
     """A memory file that nobody can change."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING

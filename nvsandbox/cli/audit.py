@@ -18,8 +18,9 @@ import nvsandbox
 from nvsandbox.audit import supervise, watch
 from nvsandbox.audit.attribution import Change
 from nvsandbox.audit.processes import Process
-from nvsandbox.cli import completing, failure
+from nvsandbox.cli import completing, failure, streams
 from nvsandbox.cli.nodelisting import shown
+from nvsandbox.cli.wording import printable
 
 EXIT_CHANGES = 1
 EXIT_FAILED = 125
@@ -31,7 +32,7 @@ class AuditFailed(click.ClickException):
     exit_code = EXIT_FAILED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"nvsandbox: {self.format_message()}", file=file, err=True)
+        click.echo(f"nvsandbox: {printable(self.format_message())}", file=file, err=True)
 
 
 class NotExecutable(AuditFailed):
@@ -68,13 +69,20 @@ class _Audit(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         with _usage_is_125():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def _usage_is_125() -> Iterator[None]:
     try:
         yield
+    except streams.Unwritable as error:
+        if not error.reader_gone:
+            error.exit_code = EXIT_FAILED  # type: ignore[misc]
+        raise
     except click.UsageError as error:
         error.exit_code = EXIT_FAILED  # type: ignore[misc]
         raise
@@ -126,7 +134,7 @@ def audit(
         if output is not None:
             try:
                 # Before the /dev is another: the file may be /dev/stderr.
-                file = stack.enter_context(open(output, "w", encoding="utf-8", errors="replace"))
+                file = stack.enter_context(streams.report_file(output))
             except OSError as error:
                 raise AuditFailed(f"{output}: {error.strerror}") from error
         elif hasattr(sys.stdout, "reconfigure"):

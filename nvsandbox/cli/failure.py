@@ -9,7 +9,7 @@ from typing import IO, Any
 import click
 import pynvml
 
-from nvsandbox.cli.wording import as_options
+from nvsandbox.cli.wording import as_options, printable
 from nvsandbox.errors import SandboxError
 from nvsandbox.packets import debugging
 
@@ -59,7 +59,7 @@ class Failed(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         if debugging():
             click.echo("".join(traceback.format_exception(self._error)), file=file, err=True, nl=False)
-        click.echo(f"nvsandbox: {self.message}", file=file, err=True)
+        click.echo(f"nvsandbox: {printable(self.message)}", file=file, err=True)
 
 
 class NVMLFailed(Failed):

@@ -15,6 +15,7 @@ import click
 import nvsandbox
 from nvsandbox import blockers, cdi, hostnodes, noderemoval, nodeundo, roots
 from nvsandbox.cli import completing, failure, nodelisting
+from nvsandbox.cli.wording import printable
 from nvsandbox.nodenames import Node
 
 EXIT_UNWANTED = 1
@@ -26,7 +27,7 @@ class _NoLook(click.ClickException):
     exit_code = failure.EXIT_SANDBOX
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"nvsandbox: {self.format_message()}", file=file, err=True)
+        click.echo(f"nvsandbox: {printable(self.format_message())}", file=file, err=True)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 
 import nvsandbox
 from nvsandbox import packets
-from nvsandbox.cli import completing
+from nvsandbox.cli import completing, streams
 
 
 class _Commands(MutableMapping[str, click.Command]):
@@ -45,7 +46,8 @@ class _Commands(MutableMapping[str, click.Command]):
 class _Program(click.Group):
     def main(self, *arguments: Any, **extra: Any) -> Any:
         completing.register()
-        return super().main(*arguments, **extra)
+        with streams.guarded():
+            return super().main(*arguments, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         # Otherwise the package's log stays unread, for it repeats what the commands report.
@@ -62,6 +64,8 @@ class _Program(click.Group):
             if isinstance(error, failure.EXPECTED):
                 raise failure.ending(error) from error
             raise
+        finally:
+            sys.stdout.flush()  # here, where that it fails can still be told
 
 
 @click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})

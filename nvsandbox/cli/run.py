@@ -13,8 +13,8 @@ import click
 from nvsandbox import isolation as ladder
 from nvsandbox import options as sandbox
 from nvsandbox import run as runner
-from nvsandbox.cli import completing
-from nvsandbox.cli.wording import as_options
+from nvsandbox.cli import completing, streams
+from nvsandbox.cli.wording import as_options, printable
 
 if TYPE_CHECKING:
     from nvsandbox import parent
@@ -53,7 +53,7 @@ def _fail(message: str, kind: str, exit_code: int = runner.EXIT_FAILED, *, as_js
         failed = {"type": kind, "nvml_code": None, "message": text, "exit_code": exit_code}
         click.echo(json.dumps({"error": failed}), err=True)
     else:
-        click.echo(f"nvsandbox: {text}", err=True)
+        click.echo(f"nvsandbox: {printable(text)}", err=True)
     raise click.exceptions.Exit(exit_code)
 
 
@@ -119,7 +119,6 @@ def run(
     executed; 125 nvsandbox failed (usage, no sandbox).
     With --report 128+N when signal N ended it.
     """
-    runner.hold_standard_streams()
     try:
         if not command:
             raise ValueError("no command: expected one after the options, as in nvsandbox run -- nvidia-smi")
@@ -155,7 +154,7 @@ def _reported(prepared: runner.Run, path: str | None, as_json: bool) -> int:
 
     # Before the program runs: what it did cannot be told in a file that cannot be written.
     try:
-        file = None if path is None else open(path, "w", encoding="utf-8")  # noqa: SIM115
+        file = None if path is None else streams.report_file(path)
     except OSError as error:
         raise runner.RunError(f"--report={path} cannot be written: {error.strerror}") from error
 
@@ -173,17 +172,14 @@ def _reported(prepared: runner.Run, path: str | None, as_json: bool) -> int:
     if outcome.isolation is not None:
         try:
             _tell(prepared, outcome, file or sys.stderr, as_json)
-        except OSError as error:  # the program's exit status is what counts
-            if file is not None:
-                click.echo(f"nvsandbox: the report cannot be written: {error.strerror}", err=True)
+        except streams.Unwritable as error:  # the program's exit status is what counts
+            click.echo(f"nvsandbox: the report in {printable(error.message)}", err=True)
     if file is not None:
         file.close()
     return outcome.status
 
 
-def _tell(prepared: runner.Run, outcome: parent.Outcome, file: IO[str] | None, as_json: bool) -> None:
-    if file is None:  # stderr is closed
-        return
+def _tell(prepared: runner.Run, outcome: parent.Outcome, file: IO[str], as_json: bool) -> None:
     name = os.fsdecode(prepared.arguments[0])
     difference = outcome.difference
     if as_json:
@@ -202,7 +198,7 @@ def _tell(prepared: runner.Run, outcome: parent.Outcome, file: IO[str] | None, a
         lines += [f"  removed  /dev/{path}: {entry.words()}" for path, entry in difference.removed.items()]
     for line in lines:
         # Names can be of any bytes.
-        print(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), file=file)
+        print(printable(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")), file=file)
     file.flush()
 
 

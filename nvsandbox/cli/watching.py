@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 
 import click
 
-from nvsandbox.cli import failure
+from nvsandbox.cli import failure, streams
 from nvsandbox.cli.view import View
 
 # What writing fails with where nobody reads any more, and the exit status then: a pipe's other end, and a terminal that
@@ -95,11 +94,9 @@ def watch(view: View, nvml: Any, seconds: float, count: int | None, as_json: boo
                 output.show(view, *_read(view, nvml))
     except Ended as ended:
         sys.exit(ended.exit_code)
-    except OSError as error:
+    except streams.Unwritable as error:
         if error.errno not in _GONE:
             raise
-        # What is still in the buffer has nowhere to go, and would be complained about when Python ends.
-        sys.stdout = io.TextIOWrapper(io.BytesIO())
         sys.exit(_GONE[error.errno])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the package, which speak to Python's callers, in the words of the command line."""
+"""Words for people at a command line: errors that speak to Python's callers, and names that others have given."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def as_options(text: str) -> str:
         return flag if value is None else f"{flag} {shlex.quote(value.replace(', ', ','))}"
 
     return _KEYWORD.sub(option, text)
+
+
+def printable(text: str) -> str:
+    """Words for a terminal: names, and what a driver says, may hold anything, and nothing may move the cursor.
+    Lines stay lines."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,3 +109,63 @@ def test_odd_specs_are_no_trouble(machine: Machine, tmp_path: Path, edits: Any) 
     spec = {"kind": "a/b", "containerEdits": edits, "devices": [{"name": "0", "containerEdits": edits}, None]}
     (tmp_path / "a.json").write_text(json.dumps(spec))
     assert look(machine, tmp_path) == ({}, [])
+
+
+BOMB = """\
+kind: nvidia.com/gpu
+node: &node {path: /dev/nvidia0, hostPath: /elsewhere}
+nodes: &nodes [%s]
+device: &device {name: "0", containerEdits: {deviceNodes: *nodes}}
+devices: [%s]
+"""
+BOMB %= (", ".join(["*node"] * 30_000), ", ".join(["*device"] * 30_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BOMB, "more than 100000 device nodes"),
+        ("- " * 1_000_000, "x.yaml"),
+        ("[" * 1_000_000, "x.yaml"),
+        ("&all [*all]", "x.yaml"),
+        ("#" * (5 << 20), "larger than 4 MiB"),
+    ],
+    ids=["aliases", "deep", "deep-flow", "in-itself", "large"],
+)
+def test_a_spec_that_is_an_attack_is_said(machine: Machine, tmp_path: Path, text: str, words: str) -> None:
+    machine.usual_nodes(0)
+    (tmp_path / "x.yaml").write_text(text)
+    _, (problem,) = look(machine, tmp_path)
+    assert words in problem
+    assert len(problem) < 1000
+
+
+ODD_VALUES = ["!!timestamp soon", "!!int ''", "!!bool maybe", ":".join(["1"] * 300) + ".5", "null"]
+
+
+@pytest.mark.parametrize("value", ODD_VALUES)
+def test_values_that_are_not_what_they_say_are_text(machine: Machine, tmp_path: Path, value: str) -> None:
+    machine.usual_nodes(0)
+    node = "{path: /dev/nvidia0, hostPath: /elsewhere}"
+    text = f"kind: nvidia.com/gpu\nother: {value}\ncontainerEdits:\n  deviceNodes: [{node}]\n"
+    (tmp_path / "x.yaml").write_text(text)
+    found, unread = look(machine, tmp_path)
+    assert set(found) == {"nvidia0"}
+    assert unread == []
+
+
+@pytest.mark.parametrize("nothing", ["null", "~", "", "''"])
+def test_no_host_path_is_the_same_path(machine: Machine, tmp_path: Path, nothing: str) -> None:
+    machine.usual_nodes(0)
+    text = f"kind: x\ncontainerEdits:\n  deviceNodes:\n  - path: /dev/nvidia0\n    hostPath: {nothing}\n"
+    (tmp_path / "x.yaml").write_text(text)
+    assert look(machine, tmp_path) == ({}, [])
+
+
+def test_what_is_no_file_is_not_opened(machine: Machine, tmp_path: Path) -> None:
+    """A FIFO would be waited for, and a device node can load a module."""
+    machine.usual_nodes(0)
+    os.mkfifo(tmp_path / "a.json")
+    (tmp_path / "b.json").symlink_to(machine.dev / "nvidiactl")
+    _, unread = look(machine, tmp_path)
+    assert [problem.partition(": ")[2] for problem in unread] == ["a CDI spec is a file, and this is none"] * 2
