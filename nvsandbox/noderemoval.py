@@ -11,6 +11,7 @@ between that look and the removal. What has come into use meanwhile is put back,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
@@ -172,6 +173,7 @@ def carry_out(
             journal.removing(node, aside[node.path], nodeundo.selinux_context(survey.dev, node.path))
         journal.sync()
         reasons: dict[str, str] = {}
+        astray: set[str] = set()
         waiting: dict[str, Node] = {}
         try:
             for node in nodes:
@@ -193,12 +195,16 @@ def carry_out(
         finally:
             # What is to stay; and everything, after an exception such as Ctrl-C.
             for node in waiting.values():
-                with contextlib.suppress(OSError):
+                try:
                     _put_back(folders, node, aside[node.path])
+                except OSError as error:
+                    why = f"it is now called {aside[node.path]}, for {error.strerror}; --undo puts it back"
+                    reasons[node.path] = f"{reasons.get(node.path, 'it stays')}; {why}"
+                    astray.add(node.path)
         for node in nodes:
             reason = reasons.get(node.path)
             results.append(Result(node.path, reason is None, describe(node) if reason is None else reason))
-            if reason is not None:
+            if reason is not None and node.path not in astray:
                 journal.kept(node.path)
         results.extend(_remove_empty(folders, survey, nodes, journal))
         journal.sync()
@@ -219,7 +225,10 @@ def _set_aside(folders: _Folders, node: Node, aside: str) -> str | None:
             return _CHANGED
         os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
         if _identity(folder, aside) != node.identity:  # exchanged in between
-            _put_back(folders, node, aside)
+            try:
+                _rename_to_nothing(folder, aside, name)
+            except OSError as error:  # not ours to remove
+                return f"{_CHANGED}; that file is now called {aside}, for {error.strerror}"
             return _CHANGED
     except FileNotFoundError:
         return "it is gone already"
@@ -252,10 +261,26 @@ def _failure(error: OSError) -> str:
 def _put_back(folders: _Folders, node: Node, aside: str) -> None:
     """The same file under its name again. Where somebody has made another one there meanwhile, that stays."""
     folder, name = folders.of(node.path)
-    # Not rename, which would replace the other.
-    with contextlib.suppress(FileExistsError):
-        os.link(aside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-    os.unlink(aside, dir_fd=folder)
+    try:
+        _rename_to_nothing(folder, aside, name)
+    except FileExistsError:
+        os.unlink(aside, dir_fd=folder)
+
+
+_RENAME_NOREPLACE = 1
+
+
+def _rename_to_nothing(folder: int, old: str, new: str) -> None:
+    """Renames a file, whatever it is. Raises FileExistsError where there is one of the new name: that stays."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(folder, os.fsencode(old), folder, os.fsencode(new), _RENAME_NOREPLACE) == 0:
+        return
+    err = ctypes.get_errno()
+    if err != errno.EINVAL:
+        raise OSError(err, os.strerror(err))
+    # A file system that cannot. A link does it too, but not for folders, nor for others' files without CAP_FOWNER.
+    os.link(old, new, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    os.unlink(old, dir_fd=folder)
 
 
 def _remove_empty(folders: _Folders, survey: Survey, nodes: list[Node], journal: Journal) -> Iterator[Result]:

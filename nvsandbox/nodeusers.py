@@ -10,7 +10,9 @@ Not seen: descriptors on their way through a socket, and files that are register
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,7 +55,7 @@ def find(files: Mapping[Identity, tuple[str, int]], proc: str = "/proc") -> User
             continue
         base = f"{proc}/{name}"
         try:
-            for identity in {*_by_descriptor(base, files, by_name, own_mounts), *_by_mapping(base, files)}:
+            for identity in _of_process(base, files, by_name, own_mounts, numbers_are_ours=own_pid == str(os.getpid())):
                 users.of.setdefault(identity, []).append(_label(base, name))
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
@@ -61,6 +63,46 @@ def find(files: Mapping[Identity, tuple[str, int]], proc: str = "/proc") -> User
             if not _is_kernel_thread(base):
                 users.unseen.append(f"process {_label(base, name)} cannot be looked at: {error.strerror}")
     return users
+
+
+def _of_process(
+    base: str,
+    files: Mapping[Identity, tuple[str, int]],
+    by_name: Mapping[tuple[str, int], Identity],
+    own_mounts: str | None,
+    *,
+    numbers_are_ours: bool,
+) -> set[Identity]:
+    found = {*_by_descriptor(base, files, by_name, own_mounts), *_by_mapping(base, files)}
+    pid = os.path.basename(base)
+    for thread in _threads(base):
+        # What /proc shows of a process is its first thread's. Another can have descriptors of its own (unshare), and
+        # the first can have ended, which leaves it none and no memory, while others go on.
+        if thread == pid or (numbers_are_ours and _share_descriptors(int(pid), int(thread))):
+            continue
+        try:
+            at = f"{base}/task/{thread}"
+            found |= {*_by_descriptor(at, files, by_name, own_mounts), *_by_mapping(at, files)}
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+            continue
+    return found
+
+
+def _threads(base: str) -> list[str]:
+    try:
+        return os.listdir(f"{base}/task")
+    except OSError:  # it has ended, or this is no real /proc
+        return []
+
+
+_KCMP = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILES = 2
+
+
+def _share_descriptors(one: int, other: int) -> bool:
+    """Whether two threads have the same table. False also where the kernel does not say: then both are looked at."""
+    number = _KCMP.get(platform.machine())
+    return number is not None and ctypes.CDLL(None).syscall(number, one, other, _KCMP_FILES, 0, 0) == 0
 
 
 def _by_descriptor(

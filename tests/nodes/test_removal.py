@@ -261,6 +261,42 @@ def test_a_node_that_is_mapped_stays(machine: Machine) -> None:
     assert user.startswith(f"{process.pid} (")
 
 
+THREADS = """
+import ctypes, os, sys, threading, time
+libc = ctypes.CDLL(None)
+def other():
+    if sys.argv[2] == "own":
+        libc.unshare(0x400)  # CLONE_FILES
+    os.open(sys.argv[1], os.O_RDONLY)
+    if sys.argv[2] == "alone":
+        while open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+    print("open", flush=True)
+    time.sleep(60)
+threading.Thread(target=other).start()
+if sys.argv[2] == "alone":
+    libc.pthread_exit(None)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("which", ["shared", "own", "alone"])
+def test_a_node_that_another_thread_has_open_stays(machine: Machine, which: str) -> None:
+    """One with descriptors of its own, and one whose process's first thread has ended."""
+    from nvsandbox import nodeusers
+
+    path = str(machine.node("nvidia0", 1, 3))  # /dev/null's number: no driver is needed to open it
+    status = os.stat(path)
+    with subprocess.Popen([sys.executable, "-c", THREADS, path, which], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"open\n"
+            users = nodeusers.find({(status.st_dev, status.st_ino): (path, status.st_rdev)})
+        finally:
+            process.kill()
+    assert [user.split()[0] for user in users.of.get((status.st_dev, status.st_ino), [])] == [str(process.pid)]
+
+
 def test_a_node_that_was_replaced_after_it_was_opened_counts_as_open(machine: Machine) -> None:
     """As NVIDIA's library replaces nodes: whoever opened the old one uses this name."""
     node = machine.node("nvidia0", 195, 0)
@@ -333,6 +369,36 @@ def test_a_node_that_was_exchanged_meanwhile_stays(lived: Machine) -> None:
     assert "another file" in results["nvidia0"].what
     assert results["nvidiactl"].what == "it is gone already"
     assert (lived.dev / "nvidia0").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_what_comes_in_the_place_of_a_node_in_the_last_moment_stays(
+    lived: Machine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """After the last look, just before the node would be renamed."""
+    node = lived.node("nvidia0", 195, 0)
+    survey = hostnodes.survey(str(lived.dev), str(lived.proc), others=[])
+    steps = noderemoval.plan(survey, str(lived.proc))
+    rename = os.rename
+
+    def late(*arguments: Any, **more: Any) -> None:
+        node.unlink()
+        if kind == "folder":
+            node.mkdir()
+            (node / "inside").write_text("not ours")
+        elif kind == "file":
+            node.write_text("not ours")
+        else:
+            node.symlink_to("/etc/passwd")
+        rename(*arguments, **more)
+
+    monkeypatch.setattr(os, "rename", late)
+    with nodeundo.Journal(str(lived.folder / "undo"), str(lived.dev)) as journal:
+        (result,) = noderemoval.carry_out(steps, survey, journal, str(lived.proc))
+    assert (result.removed, "another file" in result.what) == (False, True)
+    assert sorted(os.listdir(lived.dev)) == ["char", "nvidia0"]
+    if kind == "folder":
+        assert (node / "inside").read_text() == "not ours"
 
 
 def test_a_removal_that_was_cut_short_is_undone(lived: Machine) -> None:
