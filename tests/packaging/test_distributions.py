@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -151,8 +152,9 @@ def check_installed(bin_folder: Path, path: str | None = None) -> None:
 
 
 def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    files = {name for name in archive.namelist() if name.startswith("nvsandbox/")}
+    with zipfile.ZipFile(wheel) as archive:
+        modes = {entry.filename: entry.external_attr >> 16 for entry in archive.infolist() if not entry.is_dir()}
+    files = {name for name in modes if name.startswith("nvsandbox/")}
     expected = {
         name for name in source_files() if name.startswith("nvsandbox/") and Path(name).name != "meson.build"
     } | {"nvsandbox/_core.abi3.so", "nvsandbox/_fast.abi3.so"}
@@ -161,11 +163,11 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     assert "nvsandbox/sim/libnvidia-ml.so.1" in built
     assert all(name.endswith("/libnvidia-ml.so.1") for name in built), built
     assert files - built == expected
-    others = {name.split("/")[0] for name in archive.namelist()} - {"nvsandbox"}
-    assert len(others) == 1, others
-    assert others.pop().endswith(".dist-info")
+    others = {name for name in modes if not name.startswith("nvsandbox/") and ".dist-info/" not in name}
+    pages = {name for name in source_files() if name.startswith("man/")}
+    assert {re.sub(r"^nvsandbox-[^/]*\.data/data/share/man/man1/", "man/", name) for name in others} == pages
     for program in PROGRAMS:
-        mode = archive.getinfo(f"nvsandbox/{program}").external_attr >> 16
+        mode = modes[f"nvsandbox/{program}"]
         assert mode & 0o111 == 0o111, oct(mode)
 
 
