@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import signal
 import sys
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -56,6 +57,8 @@ class _Program(click.Group):
             logging.getLogger("nvsandbox").setLevel(logging.INFO)
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)  # click would say 1, which is an answer
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_stream_that_does_not_wait_is_waited_for() -> None:
     """A pipe that another program has set to O_NONBLOCK, and a reader who takes a while."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     with subprocess.Popen(
-        [sys.executable, "-m", "nvsandbox", "query", "--help-query-gpu"], stdout=writer, stderr=subprocess.PIPE
+        [sys.executable, "-m", "nvsandbox", "query", "--help-query-gpu"], cwd="/", stdout=writer, stderr=subprocess.PIPE
     ) as process:
         os.set_blocking(reader, True)
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
@@ -133,3 +134,19 @@ def test_names_in_a_report_of_run_do_not_reach_the_terminal_raw() -> None:
     assert result.returncode == 0
     assert "/dev/a" in result.stderr
     assert all(char.isprintable() for line in result.stderr.splitlines() for char in line)
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["lines", "json"])
+def test_ctrl_c_is_no_answer(form: tuple[str, ...]) -> None:
+    """1 would say that NVML failed."""
+    command = ("query", "--simulate", "h100,hang=nvmlDeviceGetName", "--timeout", "40", *form)
+    with subprocess.Popen(
+        [sys.executable, "-m", "nvsandbox", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd="/",
+    ) as process:  # fmt: skip
+        while not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():
+            time.sleep(0.02)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "")
