@@ -180,8 +180,8 @@ def _parts_of(keys: Any) -> list[str]:
     return [name for name in CHECKED if name in wanted]
 
 
-def check(baseline: Path, settings: dict[str, Any]) -> int:
-    """Exit status: 1 where something is worse by more than 15 % each time, of three."""
+def check(baseline: Path, settings: dict[str, Any], parts: list[str] = CHECKED) -> int:
+    """Exit status: 1 where something is worse by more than 15 % each time, of three; 2 where nothing was compared."""
     try:
         old = json.loads(baseline.read_text())
     except OSError as error:
@@ -189,7 +189,6 @@ def check(baseline: Path, settings: dict[str, Any]) -> int:
         return 2
     if settings["quick"]:
         say("a quick run says little: its figures scatter")
-    parts = CHECKED
     suspects: dict[tuple[str, str, str], list[float]] = {}
     for attempt in range(TRIES):
         new = run(parts, settings)
@@ -197,7 +196,11 @@ def check(baseline: Path, settings: dict[str, Any]) -> int:
             return 1
         found = worse(old, new)
         if attempt == 0:
-            say(f"{len(ratios(new).keys() & ratios(old).keys())} ratios compared, {len(found)} worse")
+            compared = len(ratios(new).keys() & ratios(old).keys())
+            say(f"{compared} ratios compared, {len(found)} worse")
+            if compared == 0:
+                say(f"{baseline} has none of what was measured: make it anew with the same parts and ways")
+                return 2
             suspects = {key: [before, after] for key, (before, after) in found.items()}
         else:
             suspects = {key: [*values, found[key][1]] for key, values in suspects.items() if key in found}
@@ -281,7 +284,10 @@ def main() -> int:
             "real": arguments.real,
         }
         if arguments.check:
-            return check(arguments.baseline, settings)
+            unchecked = sorted({*(arguments.part or [])} - {*CHECKED})
+            if unchecked:
+                parser.error(f"--check compares {', '.join(CHECKED)}, and not {', '.join(unchecked)}")
+            return check(arguments.baseline, settings, arguments.part or CHECKED)
         parts = arguments.part or [*PARTS, *(REAL if arguments.real else [])]
         if "null" not in settings["libraries"]:
             say("no C compiler, so there is no do-nothing library: only the simulator is measured")

@@ -167,6 +167,47 @@ def test_what_counts_as_worse(tmp_path: Path, runs: list[list[float]], status: i
     assert all(len(again) == 1 for again in calls[1:])
 
 
+# The do-nothing library, but in a worker, where it is busy for a while: so only what goes through nvsandbox is slower.
+SLOWED = '-DDELAY_NS=(strcmp(program_invocation_short_name, "nvsandbox-worker") == 0 ? 20000000 : 0)'
+
+
+def test_a_slow_down_is_found(built: Path, tmp_path: Path) -> None:
+    """By the program as a whole, with calls that are really slower. In the run that they are compared with each ratio
+    is 10 000: so short a run scatters, on a busy machine by a lot, and only the slow-down (to 50 000) is to decide."""
+    quick = [BENCHMARKS / "bench.py", "--quick", "--part", "calls-null", "--way", "shm"]
+    run(*quick, "--built", built, "--out", tmp_path)
+    baseline = tmp_path / "bench.json"
+    before = json.loads(baseline.read_text())
+    for entry in before["results"]:
+        entry["ratio"]["median"] = 10_000
+    baseline.write_text(json.dumps(before))
+    quick += ["--check", "--baseline", baseline]
+    assert "no ratio is worse by more than 15 %" in run(*quick, "--built", built)
+
+    slowed = tmp_path / "slowed"
+    shutil.copytree(built, slowed)
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler is not None
+    command = [compiler, "-std=gnu11", "-D_GNU_SOURCE", "-include", "errno.h", SLOWED, "-shared", "-fPIC"]
+    command += [str(BENCHMARKS / "null_nvml.c"), "-o", str(slowed / "null" / "libnvidia-ml.so.1")]
+    subprocess.run(command, check=True)
+    arguments = [sys.executable, *map(str, quick), "--built", str(slowed)]
+    done = subprocess.run(arguments, cwd="/", capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
+    found = re.search(r"^worse: calls, null, temperature, shm: ([0-9.]+) before, now (.*)$", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    again = [float(figure) for figure in found[2].split(", ")]
+    assert len(again) == 3
+    assert min(again) > 1.15 * float(found[1])
+
+
+def test_a_comparison_of_nothing_is_none(tmp_path: Path) -> None:
+    """It is not success where the run from before has nothing of what is measured now."""
+    script = COMPARED.replace("summary(2.0, 0.8, 10)", '{"results": []}')
+    text = run("-c", script, BENCHMARKS, tmp_path / "baseline.json", json.dumps([[2.0, 0.8, 10]]))
+    assert text.split()[0] == "2"
+
+
 def test_the_getters_of_a_gpu_can_be_compared(simulator: str) -> None:
     """The program for machines with a GPU, on the simulator."""
     require(can_play_host(), "needs CAP_SYS_ADMIN, to make mount namespaces")
