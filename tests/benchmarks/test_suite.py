@@ -208,6 +208,39 @@ def test_a_comparison_of_nothing_is_none(tmp_path: Path) -> None:
     assert text.split()[0] == "2"
 
 
+CALLGRIND = """\
+version: 1
+events: Ir
+ob=/x/_fast.abi3.so
+fl={root}/csrc/core/lane.c
+fn=nvs_lane_enter
+{enter} 5
+fi=/usr/include/string.h
+7 3
+cob=/lib/libc.so.6
+cfi=???
+cfn=memcpy
+calls=2 0
+{enter} 900
+
+ob=/lib/libc.so.6
+fl=???
+fn=memcpy
+0 11
+"""
+
+
+def test_instructions_are_counted_once() -> None:
+    """Those of a called function are its own; of inlined code of the system, whose function it is in."""
+    root = BENCHMARKS.parent
+    lines = (root / "csrc/core/lane.c").read_text().splitlines()
+    enter = next(number for number, line in enumerate(lines, 1) if line.startswith("nvs_lane_enter")) + 3
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import anatomy, json; "
+    script += "print(json.dumps([[*key, value] for key, value in anatomy.parsed(sys.argv[2]).items()]))"
+    found = json.loads(run("-c", script, BENCHMARKS, CALLGRIND.format(root=root, enter=enter)))
+    assert found == [["_fast.abi3.so", "nvs_lane_enter", 8], ["libc.so.6", "", 11]]
+
+
 def test_the_getters_of_a_gpu_can_be_compared(simulator: str) -> None:
     """The program for machines with a GPU, on the simulator."""
     require(can_play_host(), "needs CAP_SYS_ADMIN, to make mount namespaces")
