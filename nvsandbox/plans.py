@@ -18,7 +18,10 @@ from nvsandbox._core import ffi, lib
 _NONE, _INT, _SCALAR, _HANDLE, _BYREF, _MEMORY = range(6)
 
 # Others are counted, noted, or have a time limit of their own: see session.py and bindings.py.
-_ORDINARY = re.compile(r"(?!nvmlInit|nvmlShutdown|.*(Handle|EventSetWait|Create|Alloc|Free|Destroy))nvml[A-Za-z0-9_]+")
+# Freezing a counter frees nothing, and nvmlDeviceIsMigDeviceHandle gives no handle.
+_ORDINARY = re.compile(
+    r"(?!nvmlInit|nvmlShutdown|.*(Get\w*Handle|EventSetWait|Create|Alloc|Free(?!ze)|Destroy))nvml[A-Za-z0-9_]+"
+)
 
 
 def eligible(name: str) -> bool:

@@ -21,6 +21,7 @@ import pynvml
 
 from . import arguments, scenarios, shapes
 from .describe import describe, describe_error
+from .paths import Paths
 
 # Not forwarded one to one by design: a session counts them itself.
 LIFECYCLE = {"nvmlInit", "nvmlInitWithFlags", "nvmlShutdown"}
@@ -119,13 +120,16 @@ def echo(cases: list[dict[str, Any]], mode: str, options: dict[str, str]) -> lis
     with opened(mode, options) as (api, pointer):
         expect = pointer("nvmlEchoExpect")
         supply = EchoSupply(pointer)
+        paths = Paths(api.session) if mode == "shm" else None
         for case in cases:
             supply.rng = random.Random(case["seed"])
             given = arguments.arguments(case["function"], case["optional"], supply, seeded(case))
             assert given is not None
             expect(ctypes.c_char_p(case["expect"].encode()))
-            one = outcome(getattr(api, case["function"]), given, supply.identify)
+            function = getattr(api, case["function"])
+            one = outcome(paths.counted(function) if paths else function, given, supply.identify)
             one["note"], one["digest"] = scenarios.received(pointer)
+            one["paths"] = paths.found if paths else None
             found.append(one)
     return found
 

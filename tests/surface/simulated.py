@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 
 from . import arguments
+from .paths import Paths
 from .side import opened, outcome, seeded
 
 CHOICES = ["first", "last", "mig"]
@@ -96,6 +97,7 @@ def run(cases: list[dict[str, Any]], mode: str, options: dict[str, str]) -> list
     found: list[Any] = []
     with opened(mode, options) as (api, _):
         supply = SimulatedSupply(api)
+        paths = Paths(api.session) if mode == "shm" else None
         for case in cases:
             supply.choice = case["choice"]
             rng = seeded({**case, "seed": case["choice"]})
@@ -103,5 +105,8 @@ def run(cases: list[dict[str, Any]], mode: str, options: dict[str, str]) -> list
             if given is None:
                 found.append(None)
                 continue
-            found.append(outcome(getattr(api, case["function"]), given, supply.identify))
+            function = getattr(api, case["function"])
+            one = outcome(paths.counted(function) if paths else function, given, supply.identify)
+            one["paths"] = paths.found if paths else None
+            found.append(one)
     return found

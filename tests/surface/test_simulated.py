@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,8 @@ SIMULATIONS = ["h100x2,mig=1g.10gb*2+2g.20gb,frozen=1", "t4,frozen=1"]
 _LAST = re.compile(r"Destroy|Remove|Free|SetMigMode|Shutdown|DrainState")
 
 
-def _cases(simulation: str) -> list[dict[str, Any]]:
+def simulated_cases(simulation: str) -> list[dict[str, Any]]:
+    """Every function, for each choice of a device."""
     names = sorted(arguments.functions(), key=lambda name: bool(_LAST.search(name)))
     choices = CHOICES if "mig" in simulation else ["first"]
     return [
@@ -34,25 +33,12 @@ def _cases(simulation: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def simulator() -> Path:
-    """The simulator's library, inside the installed package."""
-    # Asked elsewhere than in the source tree, where "import nvsandbox" may find the sources.
-    code = "import nvsandbox; print(nvsandbox.__file__)"
-    asked = subprocess.run([sys.executable, "-c", code], cwd="/", check=True, capture_output=True, text=True)
-    path = Path(asked.stdout.strip()).parent / "sim" / "libnvidia-ml.so.1"
-    assert path.exists(), f"the simulator is not installed: {path}"
-    if library.host_prefix() is None:
-        pytest.skip("direct use of the simulator makes nodes, and no mount namespace can be had to make them in")
-    return path
-
-
-@pytest.fixture(scope="session")
 def directly(simulator: Path) -> dict[str, Any]:
     """What the cases of each simulation do without a sandbox."""
     return {
         simulation: library.side(
             "direct",
-            _cases(simulation),
+            simulated_cases(simulation),
             env={"NVSANDBOX_SIM": simulation},
             kind="simulated",
             library=str(simulator),
@@ -72,7 +58,7 @@ def test_the_simulator_answers_much(directly: dict[str, Any], simulation: str) -
 @pytest.mark.parametrize("simulation", SIMULATIONS)
 def test_sandboxed_calls_do_the_same(directly: dict[str, Any], simulation: str, transport: str) -> None:
     """Results, exceptions and changed arguments; setters included, since the worker is privileged as direct use is."""
-    cases = _cases(simulation)
+    cases = simulated_cases(simulation)
     sandboxed = library.side(transport, cases, kind="simulated", simulate=simulation, privileged="yes")
     lines = report(cases, directly[simulation], sandboxed)
     assert not lines, f"{len(lines)} differences, the first of them:\n" + "\n".join(lines[:40])
