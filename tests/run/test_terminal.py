@@ -50,8 +50,15 @@ def test_ctrl_c_ends_what_does_not_catch_it(terminal: MakeTerminal) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_the_window_changes(terminal: MakeTerminal, how: tuple[str, ...]) -> None:
-    script = "import os, signal; signal.signal(28, lambda *_: print(os.get_terminal_size(), flush=True))\n"
-    at = terminal(COMMAND, "run", *how, "--", sys.executable, "-c", f"{script}print('ready', flush=True); input()")
+    # It wakes up now and then: a signal just before it waits would only be seen after that.
+    script = """
+import os, select, signal
+signal.signal(28, lambda *_: print(os.get_terminal_size(), flush=True))
+print("ready", flush=True)
+while not select.select([0], [], [], 0.1)[0]:
+    pass
+"""
+    at = terminal(COMMAND, "run", *how, "--", sys.executable, "-c", script)
     at.expect("ready")
     at.resize(50, 123)
     at.expect(r"columns=123, lines=50")
