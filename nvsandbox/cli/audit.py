@@ -88,7 +88,9 @@ def _usage_is_125() -> Iterator[None]:
         raise
 
 
-@click.command(cls=_Audit, context_settings={"allow_interspersed_args": False})
+@click.command(
+    cls=_Audit, short_help="Say who makes nodes in /dev.", context_settings={"allow_interspersed_args": False}
+)
 @click.option("--host", "on_host", is_flag=True, help="Watch the real /dev while something else runs.")
 @click.option("--for", "limit", callback=_seconds, metavar="TIME", help="End after 30s, 10m, 2h.  [default: no limit]")
 @click.option(

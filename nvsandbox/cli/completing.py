@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_NVSANDBOX_COMPLETE"  # click's name for the program nvsandbox
 
 
-@click.command()
+@click.command(short_help="Print a script for completion in a shell.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

@@ -42,7 +42,7 @@ class _Asked:
     ignore_unseen: bool
 
 
-@click.command()
+@click.command(short_help="List, and remove, NVIDIA's nodes in /dev.")
 @click.option("--clean", is_flag=True, help="Say what would be removed; with --yes remove it.")
 @click.option("--yes", is_flag=True, help="With --clean: do it.")
 @click.option("--undo", shell_complete=completing.file, metavar="FILE", help="Put back what --clean has removed.")

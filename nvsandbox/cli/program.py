@@ -85,6 +85,8 @@ def main() -> None:
       nvsandbox query --driver-root /run/nvidia/driver
                                                with the driver in a container
       nvsandbox run -- nvidia-smi              any program, with a /dev of its own
+      nvsandbox nodes                          what NVML left in the host's /dev
+      nvsandbox audit -- nvidia-smi            who leaves it there
 
     \b
     Exit status: 0 fine; 1 NVML failed, or something was found; 2 wrong usage;

@@ -73,7 +73,7 @@ def _help_query_compute_apps() -> None:
         click.echo(" or ".join(f'"{each}"' for each in (name, *aliases)) + "\n")
 
 
-@click.command()
+@click.command(short_help="List GPUs, their processes, MIG, topology.")
 @sandbox_options
 @click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli/query.md describes it.")
 @click.option("-i", "--id", "chosen", metavar="IDS", callback=_ids, help="These GPUs: 0,1, GPU-…, PCI or serial.")

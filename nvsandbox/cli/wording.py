@@ -22,7 +22,7 @@ def as_options(text: str) -> str:
         flag = f"--{name.replace('_', '-')}"
         return flag if value is None else f"{flag} {shlex.quote(value.replace(', ', ','))}"
 
-    return _KEYWORD.sub(option, text)
+    return _KEYWORD.sub(option, text).replace("or None for no limit", "or none for no limit")
 
 
 def printable(text: str) -> str:

@@ -339,7 +339,7 @@ def test_the_environment_gives_defaults() -> None:
         (["--simulate", "h1000x8"], "h100"),
         (["--simulate", "h100", "--devices", "nonsense"], "minor numbers"),
         (["--timeout", "soon"], "seconds"),
-        (["--timeout", "-1"], "above 0"),
+        (["--timeout", "-1"], "above 0, or none for no limit"),
         (["--isolation", "none"], "mount"),
         (["--driver-root", "/nowhere/at/all"], "does not exist"),
         (["--driver-root", "/nowhere/at/all"], "--driver-root /nowhere/at/all does not exist"),
