@@ -197,7 +197,7 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
     int64_t look_until = since + pace->usual_ns + pace->usual_ns / 4 + LOOK_SPARE_NS;
 
     /* A worker that had to be woken takes a while to begin, and may want this very CPU for that. */
-    if (lane->looks && (naps || !lane->woken) && pace->usual_ns < LONG_NS && now < look_until
+    if (lane->looks && (naps || !lane->woken) && pace->usual_ns < LONG_NS && now - since < LONG_NS
         && crowd->waiting <= crowd->looking_max && (pace->hold == 0 || pace->hold-- == 0)) {
         if (naps) {
             if (nap (lane, least (wake, until))) {
@@ -207,9 +207,9 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
             now = now_ns ();
             if (now < wake)
                 return 0; /* a signal */
-            if (look_until < now + LOOK_SPARE_NS)
-                look_until = now + LOOK_SPARE_NS;
         }
+        if (look_until < now + LOOK_SPARE_NS)
+            look_until = now + LOOK_SPARE_NS;
         switch (look (lane, crowd, now, least (least (look_until, now + LOOK_MAX_NS), until))) {
         case SEEN:
             learn (pace, now_ns () - since, lane->woken ? 1 : 0);
