@@ -235,19 +235,21 @@ def _check_return(library: Library) -> Callable[[int], int]:
     return check
 
 
-class _Cache(dict[str, Any]):
-    """pynvml's cache of function pointers, which looks what it has not up in `library`: without pynvml's lock, which
-    nobody is to hold during a call to the worker (see routing.py)."""
+class _Pointers(dict[str, Any]):
+    """The functions of `library` by name, as they have been asked for. Its ``__getitem__`` is in C, where pynvml's
+    ``_nvmlGetFunctionPointer`` is Python and takes a third of a call; and it does without pynvml's lock, which nobody
+    is to hold during a call to the worker (see routing.py)."""
 
     def __init__(self, library: Library) -> None:
         super().__init__()
         self._library = library
 
-    def __contains__(self, name: object) -> bool:
-        return hasattr(self._library, str(name))
-
-    def __getitem__(self, name: str) -> Any:
-        return self._library[name]
+    def __missing__(self, name: str) -> Any:
+        try:
+            pointer = self[name] = getattr(self._library, name)
+        except AttributeError:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) from None
+        return pointer
 
 
 def draft() -> types.ModuleType:
@@ -272,7 +274,7 @@ def bind(module: types.ModuleType, library: Library, session: object) -> types.M
     scope["nvmlLib"] = library
     scope["libLoadLock"] = threading.RLock()
     scope["_nvmlLib_refcount"] = 0
-    scope["_nvmlGetFunctionPointer_cache"] = _Cache(library)
+    scope["_nvmlGetFunctionPointer"] = _Pointers(library).__getitem__
     scope["_nvmlCheckReturn"] = _check_return(library)
     scope["session"] = session
     return module
