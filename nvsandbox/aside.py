@@ -15,6 +15,7 @@ these while Python code of the caller's can run on top of it.
 from __future__ import annotations
 
 import _thread
+import copy
 import os
 import time
 import weakref
@@ -74,6 +75,7 @@ class Task(Generic[_T]):
         self._waiting: list[Any] = []  # a lock for each: one for all would be lost with a waiter who is interrupted
         self._thread: weakref.ref[_Token] | None = None
         self._begun = _thread.allocate_lock()  # taken by whoever runs it, or sees to it that nobody does
+        self._raised = _thread.allocate_lock()  # taken by whom the error itself is raised in
         self.error: BaseException | None = None
         self.done = False
 
@@ -129,10 +131,22 @@ class Task(Generic[_T]):
             raise RuntimeError("this process was forked in the middle of a wait for what only its parent does")
         try:
             if self.error is not None:
-                raise self.error
+                raise self.error if self._raised.acquire(blocking=False) else _another(self.error)
             return cast(_T, self._value)
         finally:
             del self  # as above
+
+
+def _another(error: BaseException) -> BaseException:
+    """The same error for one more thread. An exception collects the frames, with what is in them, of each place that
+    raises it, and callers add to it what they had called."""
+    try:
+        other = copy.copy(error)
+    except Exception:  # a class whose constructor takes something else than its arguments
+        return error
+    other.__cause__, other.__context__ = error.__cause__, error.__context__
+    other.__suppress_context__ = error.__suppress_context__
+    return other
 
 
 def do(work: Callable[[], _T]) -> _T:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import _thread
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import nvsandbox
 from nvsandbox import aside
 
 
@@ -44,3 +46,21 @@ def test_a_thread_that_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     aside.do(lambda: done.append(_thread.get_ident()))
     assert len(done) == 1
     assert done[0] != _thread.get_ident()
+
+
+def test_each_waiter_gets_an_error_of_its_own() -> None:
+    """One for all would collect the frames of all of them."""
+
+    def work() -> None:
+        raise nvsandbox.WorkerDied("", 9, None, "it was ended", False)
+
+    task = aside.Task(work)
+    task.start()
+    errors = []
+    for _ in range(3):
+        with pytest.raises(nvsandbox.WorkerDied, match="it was ended") as caught:
+            task.result()
+        errors.append(caught.value)
+    assert len({id(error) for error in errors}) == 3
+    assert [error.signal for error in errors] == [9, 9, 9]
+    assert max(len(traceback.extract_tb(error.__traceback__)) for error in errors) <= 4
