@@ -136,17 +136,27 @@ def nodes(
         else:
             status = _list(asked, as_json)
     except (OSError, ValueError) as error:
-        wrapped = _NoLook(_words(error))
+        wrapped = _NoLook(_words(error, dev, proc, undo))
         if as_json:
             click.echo(json.dumps(failure.as_json(wrapped), indent=2))
         raise wrapped from error
     sys.exit(status)
 
 
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+def _words(error: Exception, dev: str, proc: str, undo: str | None) -> str:
+    """The error with the option that the path comes from, and what it should have been."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    text = f"{error.filename}: {error.strerror}"
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        return text
+    path = str(error.filename)
+    if path == undo:
+        return f"--undo {text}; expected the file that nodes --clean --yes wrote and named"
+    for option, folder, expected in (("--dev", dev, "a folder with device nodes"), ("--proc", proc, "a mounted proc")):
+        if path == folder or path.startswith(folder.rstrip("/") + "/"):
+            return f"{option} {folder}: {text if path != folder else error.strerror}; expected {expected}"
+    return text
 
 
 def _asked(

@@ -141,7 +141,7 @@ def test_what_cannot_be_looked_at_is_3(machine: Machine, which: str) -> None:
     arguments = ["nodes", *places(machine), f"--{which}", nowhere]
     result = CliRunner().invoke(main, arguments, prog_name="nvsandbox")
     assert result.exit_code == 3
-    assert result.stderr.startswith(f"nvsandbox: {nowhere}")
+    assert result.stderr.startswith(f"nvsandbox: --{which} {nowhere}: ")
     assert "No such file or directory" in result.stderr
     failed = CliRunner().invoke(main, [*arguments, "--json"], prog_name="nvsandbox")
     assert json.loads(failed.stdout)["error"]["exit_code"] == 3
@@ -227,3 +227,17 @@ def test_without_privileges(host_with_nobody: Host) -> None:
     assert "/dev/nvidiactl  char 195:255" in done["list"][1]
     assert done["clean"][0] == 1
     assert "kept /dev/nvidiactl: it cannot be removed: Permission denied (run it as root)" in done["clean"][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--dev", "/nowhere/dev"], "--dev /nowhere/dev: No such file or directory; expected a folder"),
+        (["--proc", "/nowhere/proc"], "--proc /nowhere/proc: /nowhere/proc/devices: No such file or directory; "),
+        (["--undo", "/nowhere/file"], "--undo /nowhere/file: No such file or directory; expected the file"),
+    ],
+)
+def test_a_path_that_is_not_there_is_named_with_its_option(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(main, ["nodes", *arguments], prog_name="nvsandbox")
+    assert result.exit_code == 3
+    assert says in result.stderr
