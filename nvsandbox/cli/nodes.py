@@ -136,19 +136,23 @@ def nodes(
         else:
             status = _list(asked, as_json)
     except (OSError, ValueError) as error:
-        wrapped = _NoLook(_words(error, dev, proc, undo))
+        wrapped = _NoLook(_with_option(error, dev, proc, undo))
         if as_json:
             click.echo(json.dumps(failure.as_json(wrapped), indent=2))
         raise wrapped from error
     sys.exit(status)
 
 
-def _words(error: Exception, dev: str, proc: str, undo: str | None) -> str:
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _with_option(error: Exception, dev: str, proc: str, undo: str | None) -> str:
     """The error with the option that the path comes from, and what it should have been."""
-    if not isinstance(error, OSError) or error.filename is None:
-        return str(error)
-    text = f"{error.filename}: {error.strerror}"
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+    text = _words(error)
+    if not isinstance(error, FileNotFoundError | NotADirectoryError) or error.filename is None:
         return text
     path = str(error.filename)
     if path == undo:
