@@ -48,7 +48,10 @@ class Process:
         """Whether it is ended because its sandbox is closed, and not for a fault of its own."""
         self._death: tuple[int | None, int | None] | None = None  # signal, status
         self._pidfd: int | None = None
-        self._reaped = _thread.allocate_lock()
+        self._reaped = _thread.allocate_lock()  # taken by the thread that reaps it
+        self._reaping_over = False
+        self._released = False
+        self._closed = _thread.allocate_lock()
 
     def spawn(self, simulated: str | None, control: int) -> None:
         """Starts the program, with the descriptor `control` as its control connection. Raises SandboxStartError."""
@@ -93,6 +96,9 @@ class Process:
         if self._reaped.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 os.waitid(*self._identity(), os.WEXITED | os.WNOHANG)
+            self._reaping_over = True
+            if self._released:
+                self._close()
         return True
 
     def _identity(self) -> tuple[int, int]:
@@ -123,10 +129,17 @@ class Process:
                 os.kill(self.pid, number)
 
     def release(self) -> None:
-        """Gives up what it takes to follow the process."""
-        pidfd, self._pidfd = self._pidfd, None
-        if pidfd is not None:
-            os.close(pidfd)
+        """Gives up what it takes to follow the process: at once, or as soon as the thread that reaps it has done so,
+        which other threads that know of the end already may be ahead of."""
+        self._released = True
+        if self._reaping_over or os.getpid() != self.owner:
+            self._close()
+
+    def _close(self) -> None:
+        if self._closed.acquire(blocking=False):  # once, whoever comes first
+            pidfd, self._pidfd = self._pidfd, None
+            if pidfd is not None:
+                os.close(pidfd)
 
 
 def wait_all(processes: Iterable[Process], limit: float) -> list[Process]:
@@ -140,9 +153,10 @@ def wait_all(processes: Iterable[Process], limit: float) -> list[Process]:
         poller = select.poll()
         pause = 0.1
         for process in left:
-            if process._pidfd is None:
+            pidfd = process._pidfd
+            if pidfd is None:
                 pause = 0.005
             else:
-                poller.register(process._pidfd, select.POLLIN)
+                poller.register(pidfd, select.POLLIN)
         poller.poll(max(1, int(min(seconds, pause) * 1000)))
         processes = left

@@ -70,3 +70,24 @@ def test_one_that_others_have_reaped() -> None:
         os.waitpid(pid, 0)
         with pytest.raises(WorkerDied, match="another part of this program reaped it"):
             nvml.nvmlDeviceGetCount()
+
+
+def test_released_by_one_thread_while_another_reaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process()
+    process.pid = os.posix_spawn("/bin/true", ["true"], {})
+    process._pidfd = descriptor = os.pidfd_open(process.pid)
+    waitid = os.waitid
+
+    def meanwhile(kind: int, number: int, options: int) -> object:
+        if not options & os.WNOWAIT:
+            assert process.ended()  # so says it to the other thread, which has nothing more to wait for
+            process.release()
+        return waitid(kind, number, options)
+
+    monkeypatch.setattr(os, "waitid", meanwhile)
+    assert wait_all([process], 10) == []
+    monkeypatch.undo()
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
