@@ -115,7 +115,8 @@ def test_a_run_becomes_a_table(built: Path, tmp_path: Path) -> None:
     # The README's chart needs no library that draws.
     chart = (tmp_path / "headline.svg").read_text()
     bars = re.findall(r'class="(direct|own|other)"[^>]* width="([0-9.]+)"', chart)
-    assert [kind for kind, _ in bars] == ["direct", "own", "other"]
+    # From short to long, whichever those are: in a run as quick as this nvsandbox may come before a direct call.
+    assert sorted(kind for kind, _ in bars) == ["direct", "other", "own"]
     assert [float(width) for _, width in bars] == sorted(float(width) for _, width in bars)
 
     page = tmp_path / "page.md"
