@@ -221,8 +221,6 @@ struct nvs_run_ready {
 #define NVS_LANE_SIZE  (1u << 20)  /* a lane's memfd: sparse, so that only what was used is memory */
 #define NVS_LANE_DATA  4096u       /* where the frame starts; what is before it is struct nvs_lane */
 #define NVS_LANE_FRAME (NVS_LANE_SIZE - NVS_LANE_DATA)
-#define NVS_NEAR_SIZE  120u
-#define NVS_REPLY_NEAR (1u << 31)
 
 /* A lane: one request at a time. The caller writes the frame and its length, then adds 1 to `request` (release) and
  * wakes it if `worker_sleeps`. The worker answers in the same place and stores the request's number in
@@ -232,17 +230,15 @@ struct nvs_run_ready {
  * Who looks for the other's word instead of sleeping keeps a CPU busy, which only makes sense while the other has one of its
  * own: so each says where it is. That is a hint, by which nobody waits longer than without.
  *
- * Each cache line that one CPU has written and another reads costs a tenth of a microsecond, or half of one where the two
- * share no cache: that, and not instructions, is what a call costs. So a reply that is short enough lies beside its number
- * (NVS_REPLY_NEAR in its length says so), and what is seldom written is apart from what is written in each call. 128 bytes
- * apart, since CPUs fetch lines in pairs. */
+ * What one side writes in each call has a cache line of its own that the other reads in each call, and what is seldom written has
+ * another: a line that both touch costs a transfer between CPUs, a tenth of a microsecond. 128 bytes apart, since
+ * CPUs fetch lines in pairs. */
 struct nvs_lane {
     _Alignas (128) _Atomic uint32_t request;
     _Atomic uint32_t request_length;
     _Atomic uint32_t closed; /* set together with a change of `request`, so that a sleeper wakes */
     _Alignas (128) _Atomic uint32_t reply;
-    _Atomic uint32_t reply_length; /* with NVS_REPLY_NEAR: of what lies in `near`, and not where the request is */
-    unsigned char near[NVS_NEAR_SIZE];
+    _Atomic uint32_t reply_length;
     /* The last request whose function the worker has begun with: a later one did not reach it. */
     _Alignas (128) _Atomic uint32_t taken;
     _Atomic uint32_t worker_cpu;                   /* where that was */

@@ -57,14 +57,14 @@ int nvs_lane_busy (const struct nvs_caller_lane *lane);
 int nvs_lane_taken (const struct nvs_caller_lane *lane);
 
 /* The parts of a call, for whoever writes the request in place (NVS_LANE_FRAME bytes at nvs_lane_frame): send it, look for the
- * reply for a while, sleep until it is there or a signal comes (both 1 if it is), and where it lies, in memory that the worker can write to: NULL if it says
- * that it is longer than what it has room for. */
+ * reply for a while, sleep until it is there or a signal comes (both 1 if it is), and how long it says that it is, which is at most
+ * NVS_LANE_FRAME. */
 unsigned char *nvs_lane_frame (struct nvs_caller_lane *lane);
 void nvs_lane_send (struct nvs_caller_lane *lane, uint32_t length);
 int nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns);
 int nvs_lane_spins (const struct nvs_caller_lane *lane); /* whether that would look for longer than once */
 int nvs_lane_sleep (struct nvs_caller_lane *lane, int64_t wait_ns);
-const unsigned char *nvs_lane_reply (const struct nvs_caller_lane *lane, uint32_t *length);
+uint32_t nvs_lane_reply_length (const struct nvs_caller_lane *lane);
 
 /* How long a function usually takes to answer, as far as waiting goes. All zero at first. */
 struct nvs_pace {

@@ -111,9 +111,8 @@ nvs_lane_send (struct nvs_caller_lane *lane, uint32_t length)
 {
     atomic_store_explicit (&lane->shared->request_length, length, memory_order_relaxed);
     lane->number++;
-    atomic_store_explicit (&lane->shared->request, lane->number, memory_order_release);
-    /* The worker has the same between its store of worker_sleeps and its look at `request`: one of the two sees the other's. */
-    atomic_thread_fence (memory_order_seq_cst);
+    /* Sequentially consistent, as the worker's store of worker_sleeps is: one of the two sees the other's. */
+    atomic_store (&lane->shared->request, lane->number);
     lane->woken = atomic_load (&lane->shared->worker_sleeps) != 0;
     if (lane->woken)
         nvs_futex_wake (&lane->shared->request);
@@ -135,16 +134,12 @@ nvs_lane_answered (const struct nvs_caller_lane *lane)
     return atomic_load_explicit (&lane->shared->reply, memory_order_acquire) == lane->number;
 }
 
-const unsigned char *
-nvs_lane_reply (const struct nvs_caller_lane *lane, uint32_t *length)
+uint32_t
+nvs_lane_reply_length (const struct nvs_caller_lane *lane)
 {
-    const uint32_t said = atomic_load_explicit (&lane->shared->reply_length, memory_order_relaxed);
-    const bool near = (said & NVS_REPLY_NEAR) != 0;
+    uint32_t length = atomic_load_explicit (&lane->shared->reply_length, memory_order_relaxed);
 
-    *length = said & ~NVS_REPLY_NEAR;
-    if (*length > (near ? NVS_NEAR_SIZE : NVS_LANE_FRAME))
-        return NULL;
-    return near ? lane->shared->near : (const unsigned char *)lane->shared + NVS_LANE_DATA;
+    return length <= NVS_LANE_FRAME ? length : 0;
 }
 
 int

@@ -234,16 +234,15 @@ int
 nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length)
 {
     int64_t start = now_ns ();
-    const unsigned char *frame;
     uint32_t size;
 
     if (!nvs_lane_spin (lane, least (wait_ns, SPIN_NS)) && !nvs_lane_sleep (lane, wait_ns - (now_ns () - start)))
         return NVS_WAIT_PENDING;
-    /* Copied before anyone looks at it. */
-    frame = nvs_lane_reply (lane, &size);
-    if (frame == NULL || size > capacity)
+    /* Read once; the bytes are copied before anyone looks at them. */
+    size = atomic_load_explicit (&lane->shared->reply_length, memory_order_relaxed);
+    if (size > NVS_LANE_FRAME || size > capacity)
         return NVS_WAIT_BROKEN;
-    memcpy (reply, frame, size);
+    memcpy (reply, nvs_lane_frame (lane), size);
     *length = size;
     return NVS_WAIT_DONE;
 }

@@ -773,19 +773,17 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
     PyObject *owner = place->owner;
     struct latency *latency = &self->link->latency;
     const int64_t begun = latency->untimed + 1 >= latency->due ? now_ns () : 0;
+    unsigned char *frame = nvs_lane_frame (lane);
     enum nvs_answer_kind kind = NVS_NO_ANSWER;
-    const unsigned char *frame;
     int64_t since = 0;
-    uint32_t length;
     PyObject *done;
     int waited;
 
-    write_request (plan, given, nvs_lane_frame (lane));
+    write_request (plan, given, frame);
     nvs_lane_send (lane, plan->head_len + plan->data_len);
     waited = await (self, owner, lane, &since);
-    frame = waited == 0 ? nvs_lane_reply (lane, &length) : NULL;
-    if (frame != NULL)
-        kind = read_reply (plan, given, frame, length, result);
+    if (waited == 0)
+        kind = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
     nvs_lane_leave (lane);
     if (waited != 0) {
         give_up_lane (self->link, owner);

@@ -230,9 +230,7 @@ lane_answer (struct channel *channel, uint32_t number, const struct nvs_answer *
 {
     const struct nvs_reply *reply = &answer->reply;
     struct nvs_lane *lane = channel->lane;
-    const uint32_t length = (uint32_t)sizeof *reply + reply->data_len + reply->strings_len;
-    const bool near = length <= NVS_NEAR_SIZE;
-    unsigned char *to = near ? lane->near : (unsigned char *)lane + NVS_LANE_DATA;
+    unsigned char *to = (unsigned char *)lane + NVS_LANE_DATA;
     uint32_t sleeper;
 
     memcpy (to, reply, sizeof *reply);
@@ -240,9 +238,9 @@ lane_answer (struct channel *channel, uint32_t number, const struct nvs_answer *
         memcpy (to + sizeof *reply, answer->data, reply->data_len);
     if (reply->strings_len > 0)
         memcpy (to + sizeof *reply + reply->data_len, answer->strings, reply->strings_len);
-    atomic_store_explicit (&lane->reply_length, near ? length | NVS_REPLY_NEAR : length, memory_order_relaxed);
-    atomic_store_explicit (&lane->reply, number, memory_order_release);
-    atomic_thread_fence (memory_order_seq_cst); /* in order with the next line, as in lane_wait */
+    atomic_store_explicit (&lane->reply_length, (uint32_t)sizeof *reply + reply->data_len + reply->strings_len,
+                           memory_order_relaxed);
+    atomic_store (&lane->reply, number); /* in order with the next line, as in lane_wait */
     sleeper = atomic_load (&lane->caller_sleeps);
     if (sleeper != 0)
         futex_wake (&lane->reply);

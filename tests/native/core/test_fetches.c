@@ -116,27 +116,27 @@ open_lane (void)
     return lane;
 }
 
-/* A request, and the answer to it: 16 bytes of data, in the place where long replies lie, or beside the number. */
+/* A request, and the answer to it: 16 bytes of data. */
 static size_t
-answer (struct nvs_caller_lane *lane, uint32_t number, bool near)
+answer (struct nvs_caller_lane *lane, uint32_t number)
 {
     struct nvs_lane *shared = (struct nvs_lane *)(void *)theirs;
     struct nvs_reply reply = { .data_len = DATA, .result = 7 };
-    unsigned char *at = near ? shared->near : theirs + NVS_LANE_DATA;
+    unsigned char *at = theirs + NVS_LANE_DATA;
 
     SAME (nvs_lane_submit (lane, "request", sizeof "request"), 0);
     memcpy (at, &reply, sizeof reply);
     memset (at + sizeof reply, 'd', DATA);
-    atomic_store (&shared->reply_length, LENGTH | (near ? NVS_REPLY_NEAR : 0));
+    atomic_store (&shared->reply_length, LENGTH);
     atomic_store (&shared->reply, number);
     return (size_t)(at - theirs);
 }
 
 static void
-test_the_copy (struct nvs_caller_lane *lane, uint32_t number, bool near)
+test_the_copy (struct nvs_caller_lane *lane, uint32_t number)
 {
     static unsigned char reply[4096];
-    size_t at = answer (lane, number, near);
+    size_t at = answer (lane, number);
     uint32_t length = 0;
     int status;
 
@@ -150,19 +150,17 @@ test_the_copy (struct nvs_caller_lane *lane, uint32_t number, bool near)
 }
 
 static void
-test_the_short_way (struct nvs_caller_lane *lane, uint32_t number, bool near)
+test_the_short_way (struct nvs_caller_lane *lane, uint32_t number)
 {
-    size_t at = answer (lane, number, near);
-    enum nvs_answer_kind kind = NVS_NO_ANSWER;
-    const unsigned char *frame;
+    size_t at = answer (lane, number);
+    enum nvs_answer_kind kind;
     const unsigned char *data;
     int32_t result = 0;
     uint32_t length;
 
     begin ();
-    frame = nvs_lane_reply (lane, &length);
-    if (frame != NULL)
-        kind = nvs_reply_read (frame, length, DATA, &result, &data);
+    length = nvs_lane_reply_length (lane);
+    kind = nvs_reply_read (nvs_lane_frame (lane), length, DATA, &result, &data);
     SAME (end (at, at + sizeof (struct nvs_reply)), 1);
     SAME (fetched (offsetof (struct nvs_lane, reply_length)), 1);
     SAME (length, LENGTH);
@@ -195,10 +193,8 @@ main (void)
         return 0;
     }
     lane = open_lane ();
-    test_the_copy (lane, 1, false);
-    test_the_copy (lane, 2, true);
-    test_the_short_way (lane, 3, false);
-    test_the_short_way (lane, 4, true);
+    test_the_copy (lane, 1);
+    test_the_short_way (lane, 2);
     test_a_second_look ();
     nvs_lane_free (lane, 0);
     (void)munmap (theirs, NVS_LANE_SIZE);

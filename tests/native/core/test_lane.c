@@ -156,8 +156,7 @@ test_pending (void)
 static void
 test_hostile (void)
 {
-    static const uint32_t lengths[] = { NVS_LANE_FRAME + 1, 0x7fffffffu, NVS_REPLY_NEAR | (NVS_NEAR_SIZE + 1),
-                                        UINT32_MAX };
+    static const uint32_t lengths[] = { NVS_LANE_FRAME + 1, 0x80000000u, UINT32_MAX };
     struct peer peer = { .count = 1 };
     struct nvs_caller_lane *lane;
     uint32_t length;

@@ -24,8 +24,6 @@
 #define PARTS     2
 #define SLEEP_NS  1000
 #define DATA_MASK 0x3ffu
-/* From told.flags' NEAR to NVS_REPLY_NEAR */
-#define NEAR_SHIFT 25
 
 struct told {
     uint8_t flags;
@@ -44,7 +42,6 @@ enum told_flags {
     DATA_FITS = 1u << 3,   /* the caller wants as many bytes of data as there are */
     NUMBER_FITS = 1u << 4,
     SMALL = 1u << 5, /* the caller has room for `capacity` bytes only */
-    NEAR = 1u << 6,  /* the reply lies beside its number */
 };
 
 static struct nvs_pace pace;
@@ -89,25 +86,9 @@ make_lane (void)
     check (lane != NULL, "no lane");
     theirs = mmap (NULL, NVS_LANE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     check (theirs != MAP_FAILED, "the lane cannot be mapped");
+    written = (unsigned char *)theirs + NVS_LANE_DATA;
     nvs_lane_sent (lane);
     return lane;
-}
-
-/* Where a reply lies of which the worker says this, and how much room there is. */
-static unsigned char *
-place_of (uint32_t said, uint32_t *room)
-{
-    bool near = (said & NVS_REPLY_NEAR) != 0;
-
-    *room = near ? NVS_NEAR_SIZE : NVS_LANE_FRAME;
-    return near ? theirs->near : (unsigned char *)theirs + NVS_LANE_DATA;
-}
-
-/* The same place in the caller's mapping. */
-static unsigned char *
-place_of_caller (struct nvs_caller_lane *lane, const unsigned char *place)
-{
-    return nvs_lane_frame (lane) - NVS_LANE_DATA + (place - (const unsigned char *)theirs);
 }
 
 /* Answers: `length` is what the worker says, `size` what it has written. */
@@ -167,26 +148,22 @@ expected (const uint8_t *bytes, uint32_t length, uint32_t data_len, int32_t *res
 }
 
 static void
-short_way (struct nvs_caller_lane *lane, const uint8_t *bytes, bool answered, bool fits, uint32_t length,
-           uint32_t data_len, uint32_t split)
+short_way (struct nvs_caller_lane *lane, const uint8_t *bytes, bool answered, uint32_t length, uint32_t data_len,
+           uint32_t split)
 {
     struct part parts[PARTS] = { { allocate (split), 0, split },
                                  { allocate (data_len - split), split, data_len - split } };
     enum nvs_answer_kind kind;
-    const unsigned char *frame;
     const unsigned char *data;
-    uint32_t size;
     int32_t want_result;
     int32_t result = -1;
 
     check (nvs_lane_sleep (lane, 0) == answered && nvs_lane_spin (lane, 0) == answered, "answered or not");
     check (nvs_lane_await (lane, &pace, &crowd, 0, 0) == answered,
            "answered or not, to who looks around the usual time");
-    frame = answered ? nvs_lane_reply (lane, &size) : NULL;
-    check (!answered || (frame != NULL) == fits, "longer than its room");
-    if (frame != NULL) {
-        check (size == length, "the length");
-        kind = nvs_reply_read (frame, length, data_len, &result, &data);
+    if (answered) {
+        check (nvs_lane_reply_length (lane) == length, "the length");
+        kind = nvs_reply_read (nvs_lane_frame (lane), length, data_len, &result, &data);
         check (kind == expected (bytes, length, data_len, &want_result), "what became of it");
         check (kind != NVS_ANSWERED || result == want_result, "the result");
         check ((data != NULL) == (kind == NVS_ANSWERED && word (bytes, 0) == 0), "data or none");
@@ -199,8 +176,7 @@ short_way (struct nvs_caller_lane *lane, const uint8_t *bytes, bool answered, bo
 }
 
 static void
-long_way (struct nvs_caller_lane *lane, const uint8_t *bytes, bool answered, bool fits, uint32_t length,
-          uint32_t capacity)
+long_way (struct nvs_caller_lane *lane, const uint8_t *bytes, bool answered, uint32_t length, uint32_t capacity)
 {
     unsigned char *reply = allocate (capacity);
     uint32_t got = 77;
@@ -208,7 +184,7 @@ long_way (struct nvs_caller_lane *lane, const uint8_t *bytes, bool answered, boo
 
     if (!answered)
         check (status == NVS_WAIT_PENDING && got == 77, "nothing there");
-    else if (!fits || length > capacity)
+    else if (length > NVS_LANE_FRAME || length > capacity)
         check (status == NVS_WAIT_BROKEN && got == 77, "too long");
     else
         check (status == NVS_WAIT_DONE && got == length && memcmp (reply, bytes, length) == 0, "a reply");
@@ -221,28 +197,21 @@ still (struct nvs_caller_lane *lane, const struct told *told, const uint8_t *byt
        uint32_t capacity)
 {
     static unsigned char content[NVS_LANE_FRAME]; /* what the frame holds: the bytes, then zeros */
-    uint32_t said = (told->flags & LENGTH_FITS) != 0 ? (uint32_t)size | ((uint32_t)told->flags & NEAR) << NEAR_SHIFT
-                                                     : told->reply_length;
-    uint32_t length = said & ~NVS_REPLY_NEAR;
+    uint32_t length = (told->flags & LENGTH_FITS) != 0 ? (uint32_t)size : told->reply_length;
+    uint32_t shown = length <= NVS_LANE_FRAME ? length : 0;
     bool answered = (told->flags & NUMBER_FITS) != 0 || told->ahead == 0;
-    uint32_t shown;
-    uint32_t room;
 
-    written = place_of (said, &room);
-    shown = length <= room ? length : 0;
-    if (size > room)
-        size = room;
     memcpy (content, bytes, size);
-    memset (written, 0, room);
-    answer (told, bytes, size, said, asked + (answered ? 0 : told->ahead));
-    ASAN_POISON_MEMORY_REGION (place_of_caller (lane, written) + shown, room - shown);
+    memset (written, 0, NVS_LANE_FRAME);
+    answer (told, bytes, size, length, asked + (answered ? 0 : told->ahead));
+    ASAN_POISON_MEMORY_REGION (nvs_lane_frame (lane) + shown, NVS_LANE_FRAME - shown);
     check (nvs_lane_answered (lane) == answered, "the number");
     check (nvs_lane_taken (lane) == (told->words[2] == asked), "taken");
     if ((told->flags & SHORT_WAY) != 0)
-        short_way (lane, content, answered, length <= room, shown, data_len, told->offset % (data_len + 1));
+        short_way (lane, content, answered, shown, data_len, told->offset % (data_len + 1));
     else
-        long_way (lane, content, answered, length <= room, length, capacity);
-    ASAN_UNPOISON_MEMORY_REGION (place_of_caller (lane, written), room);
+        long_way (lane, content, answered, length, capacity);
+    ASAN_UNPOISON_MEMORY_REGION (nvs_lane_frame (lane), NVS_LANE_FRAME);
     memset (content, 0, size);
 }
 
@@ -251,7 +220,7 @@ static void *
 change (void *argument)
 {
     const struct told *told = argument;
-    uint32_t right_len = (uint32_t)material_size | ((uint32_t)told->flags & NEAR) << NEAR_SHIFT;
+    uint32_t right_len = (uint32_t)material_size;
     size_t at = 0;
 
     while (!atomic_load_explicit (&over, memory_order_relaxed)) {
@@ -281,30 +250,23 @@ moving (struct nvs_caller_lane *lane, struct told *told, const uint8_t *bytes, s
                                  { allocate (data_len - split), split, data_len - split } };
     unsigned char *reply = allocate (capacity);
     pthread_t thread;
-    uint32_t said;
-    uint32_t room;
 
-    said = ((uint32_t)told->flags & NEAR) << NEAR_SHIFT;
-    written = place_of (said, &room);
     material = bytes;
-    material_size = size <= room ? size : room;
+    material_size = size;
     atomic_store (&over, false);
-    answer (told, bytes, material_size, said | (uint32_t)material_size, asked);
+    answer (told, bytes, size, (uint32_t)size, asked);
     check (pthread_create (&thread, NULL, change, told) == 0, "no thread");
     for (int i = 0; i < ROUNDS; i++) {
         const unsigned char *data = NULL;
         int32_t result = -1;
 
         if ((told->flags & SHORT_WAY) != 0) {
-            const unsigned char *frame;
             uint32_t length;
 
             (void)nvs_lane_await (lane, &pace, &crowd, 0, SLEEP_NS);
-            frame = nvs_lane_reply (lane, &length);
-            check (frame == NULL || length <= (frame == nvs_lane_frame (lane) ? NVS_LANE_FRAME : NVS_NEAR_SIZE),
-                   "a length that the lane has no room for");
-            if (frame != NULL)
-                (void)nvs_reply_read (frame, length, data_len, &result, &data);
+            length = nvs_lane_reply_length (lane);
+            check (length <= NVS_LANE_FRAME, "a length that the lane has no room for");
+            (void)nvs_reply_read (nvs_lane_frame (lane), length, data_len, &result, &data);
             check (data == NULL || length == sizeof (struct nvs_reply) + data_len, "data that were not announced");
             copy_parts (parts, data);
         } else {

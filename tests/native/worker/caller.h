@@ -107,7 +107,6 @@ caller_wait (struct caller *caller)
     struct nvs_lane *lane = caller->lane;
     uint32_t length;
     uint32_t seen;
-    bool near;
 
     if (lane == NULL) {
         if (!caller_receive (caller->fd, &length, sizeof length) || length > sizeof caller->frame
@@ -124,11 +123,9 @@ caller_wait (struct caller *caller)
             atomic_store (&lane->caller_sleeps, 0);
         }
         length = atomic_load_explicit (&lane->reply_length, memory_order_relaxed);
-        near = (length & NVS_REPLY_NEAR) != 0;
-        length &= ~NVS_REPLY_NEAR;
-        if (length > (near ? NVS_NEAR_SIZE : NVS_LANE_FRAME))
+        if (length > NVS_LANE_FRAME)
             return false;
-        memcpy (caller->frame, near ? lane->near : (const unsigned char *)lane + NVS_LANE_DATA, length);
+        memcpy (caller->frame, (const unsigned char *)lane + NVS_LANE_DATA, length);
     }
     memcpy (&caller->reply, caller->frame, sizeof caller->reply);
     caller->data = caller->frame + sizeof caller->reply;
