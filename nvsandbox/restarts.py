@@ -39,11 +39,12 @@ class Restarts:
     def wait(self) -> float:
         """Seconds until the next restart is allowed, 0 for now."""
         now = time.monotonic()
-        times = list(self._times)
-        times = times[bisect_right(times, now - WINDOW) :]
         left = 0.0
-        if len(times) >= self.limit:
-            left = times[0] + WINDOW - now
+        if len(self._times) >= self.limit:  # only then, for there may be thousands
+            times = self._times[:]  # another thread may add to it meanwhile
+            times = times[bisect_right(times, now - WINDOW) :]
+            if len(times) >= self.limit:
+                left = times[0] + WINDOW - now
         if self._in_vain > 1:
             pause = min(BACKOFF_FIRST * 2 ** (self._in_vain - 2), BACKOFF_MAX)
             left = max(left, self._last + pause - now)
@@ -57,5 +58,5 @@ class Restarts:
     @property
     def recent(self) -> int:
         """Restarts in the present window."""
-        times = list(self._times)
+        times = self._times[:]
         return len(times) - bisect_right(times, time.monotonic() - WINDOW)
