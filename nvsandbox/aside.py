@@ -119,9 +119,11 @@ class Task(Generic[_T]):
                 return False
             mine.acquire(timeout=left)
             # In this order, for a thread that does its work says so before it ends.
-            if self._thread is not None and self._thread() is None and not self.done:
+            thread = self._thread
+            if thread is not None and thread() is None and not self.done:
                 if self._begun.locked():
                     raise MemoryError
+                self._thread = None  # from here on this one does it, and others wait for that
                 self.run()
         return True
 

@@ -7,6 +7,7 @@ import _thread
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -31,6 +32,16 @@ def test_a_thread_that_never_came_to_its_work(monkeypatch: pytest.MonkeyPatch) -
         aside.do(lambda: 1 // 0)
     assert aside.get(lambda: done.append(2) or "held", lambda held: None) == "held"
     assert done == [1, 2]
+
+
+def test_two_wait_for_a_thread_that_never_came_to_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them does it, and the other waits for that one."""
+    monkeypatch.setattr(_thread, "start_new_thread", _lost)
+    task = aside.Task(lambda: time.sleep(0.5) or "result")
+    task.start()
+    monkeypatch.undo()
+    with ThreadPoolExecutor(2) as pool:
+        assert [each.result() for each in [pool.submit(task.result) for _ in range(2)]] == ["result"] * 2
 
 
 def test_a_thread_that_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
