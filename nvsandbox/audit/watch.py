@@ -86,7 +86,7 @@ class Watch:
         # To see processes before they end, on a busy machine too. It sleeps until something happens.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        self._ended: list[int] = []
+        self._ended: set[int] = set()
         self._start = time.monotonic()
         for name in _mounts_below(folder):
             self.notes.append(f"{name} is a file system of its own and is not watched")
@@ -141,10 +141,18 @@ class Watch:
             ready = dict(poller.poll(None if left is None else left * 1000))
             # What is in the queue now is still told.
             going_on = bool(ready) and self._stop[0] not in ready
-            self._hear()
-            with contextlib.suppress(BlockingIOError):
-                for _ in range(64):  # and not for ever, where they come faster than they are told
-                    yield from self._parse(os.read(self._fd, 1 << 18))
+            yield from self._read()
+
+    def _read(self) -> Iterator[Event]:
+        """What has happened until now."""
+        self._hear()
+        try:
+            for _ in range(64):  # and not for ever, where they come faster than they are told
+                data = os.read(self._fd, 1 << 18)
+                # After it, and not before: whoever did this has begun by now, and that is told.
+                self._hear()
+                yield from self._parse(data)
+        except BlockingIOError:
             # Only now, when all that they did has been told of.
             for pid in self._ended:
                 self._ancestry.forget(pid)
@@ -157,10 +165,11 @@ class Watch:
         for what, pid, parent in connector.events(self._connector):
             if what == "fork":
                 self._ancestry.note_child(pid, parent)
+                self._ended.discard(pid)  # that was another one's
             elif what == "exec":
                 self._ancestry.note(pid)
             else:
-                self._ended.append(pid)
+                self._ended.add(pid)
 
     def _parse(self, data: bytes) -> Iterator[Event]:
         while len(data) >= _EVENT.size:
