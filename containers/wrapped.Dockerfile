@@ -9,7 +9,7 @@ FROM $NVSANDBOX AS nvsandbox
 FROM $IMAGE
 ARG COMMAND
 USER root
-RUN apt-get update && apt-get install --yes --no-install-recommends libseccomp2 python3 && \
+RUN apt-get update && apt-get install --yes --no-install-recommends python3 && \
     rm -rf /var/lib/apt/lists/* && ln -s /opt/nvsandbox/bin/nvsandbox /usr/local/bin/nvsandbox && \
     ln -s "$COMMAND" /usr/local/bin/wrapped
 COPY --from=nvsandbox /opt/nvsandbox /opt/nvsandbox

@@ -26,7 +26,6 @@
 #include "devtree.h"
 #include "domain.h"
 #include "error.h"
-#include "filter.h"
 #include "lockdown.h"
 #include "namespace.h"
 #include "say.h"
@@ -166,7 +165,7 @@ static int
 program_filter (struct climb *climb, struct nvs_error *error)
 {
     (void)climb;
-    return nvs_filter_program (error);
+    return nvs_lockdown_program (error);
 }
 
 static int

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which system calls the worker is refused, as rules of libseccomp's; a program that the build runs. It prints the filters
- * that libseccomp makes of them as C source, which lockdown.c includes and loads: to have the library make one in each worker
- * took 0.4 ms, a fifth of a start, and a library more in the privileged process. What changes from worker to worker is
- * chosen (`variant`) or put in (the process's own number).
+ * Which system calls the worker is refused, and which a program under `run --lockdown`, as rules of libseccomp's; a
+ * program that the build runs. It prints the filters that libseccomp makes of them as C source, which lockdown.c includes
+ * and loads: to have the library make one in each worker took 0.4 ms, a fifth of a start, and a library more in the
+ * privileged process. What changes from worker to worker is chosen (`variant`) or put in (the process's own number).
+ *
+ * Both are refused what leads to the host's /dev, to the kernel and around a filter: that list is one (`denied`), and
+ * nothing is refused to a program that is not refused to the worker too. The worker's own additions are what closed code
+ * that answers queries needs nothing of, and whole programs cannot do without: they start others, signal their children,
+ * share memory and use the network.
  */
 #include "denylist.h"
 
@@ -22,6 +27,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#define COUNT(array) (sizeof (array) / sizeof *(array))
+
 /* Newer than the libseccomp headers that we build against may be; from 424 on numbers are the same everywhere. */
 #define NR_MOUNT_SETATTR    442 /* Linux 5.12 */
 #define NR_PROCESS_MRELEASE 448 /* Linux 5.15 */
@@ -31,8 +38,8 @@
 #define NR_SETXATTRAT       463 /* Linux 6.13 */
 #define NR_REMOVEXATTRAT    466 /* Linux 6.13 */
 
-/* Refused whatever the arguments. A list of what is denied, for what a closed library calls cannot be known:
- * a list of what is allowed would break with the next driver. */
+/* Refused to both, whatever the arguments. A list of what is denied, for what a closed library calls cannot be known: a
+ * list of what is allowed would break with the next driver, and there is none for any program. */
 static const int denied[] = {
     /* mounts: the private /dev stays what it is */
     SCMP_SYS (mount),
@@ -61,26 +68,6 @@ static const int denied[] = {
     SCMP_SYS (pidfd_getfd),
     SCMP_SYS (process_madvise),
     NR_PROCESS_MRELEASE,
-    SCMP_SYS (pidfd_send_signal),
-    SCMP_SYS (tkill), /* names a thread without its process; tgkill is what C libraries raise signals with */
-    SCMP_SYS (migrate_pages),
-    /* the caller's System V objects and message queues: found by number or name, and of the same user */
-    SCMP_SYS (shmget),
-    SCMP_SYS (shmat),
-    SCMP_SYS (shmctl),
-    SCMP_SYS (semget),
-    SCMP_SYS (semop),
-    SCMP_SYS (semtimedop),
-    SCMP_SYS (semctl),
-    SCMP_SYS (msgget),
-    SCMP_SYS (msgsnd),
-    SCMP_SYS (msgrcv),
-    SCMP_SYS (msgctl),
-    SCMP_SYS (mq_open),
-    SCMP_SYS (mq_unlink),
-    /* starting programs: NVML starts nvidia-modprobe and nothing else, and no module may load because of us */
-    SCMP_SYS (execve),
-    SCMP_SYS (execveat),
     /* the kernel itself */
     SCMP_SYS (init_module),
     SCMP_SYS (finit_module),
@@ -99,13 +86,10 @@ static const int denied[] = {
     SCMP_SYS (add_key),
     SCMP_SYS (request_key),
     SCMP_SYS (userfaultfd),
-    SCMP_SYS (personality),
     SCMP_SYS (iopl),
     SCMP_SYS (ioperm),
     SCMP_SYS (settimeofday),
     SCMP_SYS (clock_settime),
-    SCMP_SYS (clock_adjtime),
-    SCMP_SYS (adjtimex),
     SCMP_SYS (stime),
     SCMP_SYS (sethostname),
     SCMP_SYS (setdomainname),
@@ -119,6 +103,38 @@ static const int denied[] = {
     SCMP_SYS (io_uring_enter),
     SCMP_SYS (io_uring_register),
     SCMP_SYS (open_by_handle_at),
+};
+
+/* Refused to the worker alone. */
+static const int denied_library[] = {
+    /* other processes: a program signals its own children so, and has the memory of its threads moved */
+    SCMP_SYS (pidfd_send_signal),
+    SCMP_SYS (tkill), /* names a thread without its process; tgkill is what C libraries raise signals with */
+    SCMP_SYS (migrate_pages),
+    /* the caller's System V objects and message queues, found by number or name, and of the same user: how programs
+     * that belong together talk to each other */
+    SCMP_SYS (shmget),
+    SCMP_SYS (shmat),
+    SCMP_SYS (shmctl),
+    SCMP_SYS (semget),
+    SCMP_SYS (semop),
+    SCMP_SYS (semtimedop),
+    SCMP_SYS (semctl),
+    SCMP_SYS (msgget),
+    SCMP_SYS (msgsnd),
+    SCMP_SYS (msgrcv),
+    SCMP_SYS (msgctl),
+    SCMP_SYS (mq_open),
+    SCMP_SYS (mq_unlink),
+    /* starting programs: NVML starts nvidia-modprobe and nothing else, and no module may load because of us */
+    SCMP_SYS (execve),
+    SCMP_SYS (execveat),
+    /* of its own process: setarch and some run time libraries use it */
+    SCMP_SYS (personality),
+    /* exporters read the clock's state so; to set it takes a capability that a program under --lockdown has not */
+    SCMP_SYS (clock_adjtime),
+    SCMP_SYS (adjtimex),
+    /* tells mounts apart for systemd's and util-linux's programs; nothing can be opened with what it gives (above) */
     SCMP_SYS (name_to_handle_at),
 };
 
@@ -126,10 +142,12 @@ static const uint64_t namespace_flags[] = {
     CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET,
 };
 
-/* The kernel looks at the lower 32 bits of an ioctl's request, so the filter must not look at more. The latter two, as
- * F_SETOWN, have signals sent to another process when a descriptor becomes ready. */
-static const uint64_t denied_ioctls[] = { TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP };
-static const uint64_t denied_fcntls[] = { F_SETOWN, F_SETOWN_EX };
+/* A program shares a terminal with who started it: what it puts into the input would be typed by them. */
+static const uint64_t denied_ioctls[] = { TIOCSTI, TIOCLINUX };
+
+/* The worker alone: these have signals sent to another process when a descriptor becomes ready. */
+static const uint64_t denied_owner_ioctls[] = { FIOSETOWN, SIOCSPGRP };
+static const uint64_t denied_owner_fcntls[] = { F_SETOWN, F_SETOWN_EX };
 
 /* Allowed with one process only. The caller, and all else that the user runs, may be signalled or slowed down by a
  * process of the same user without any capability. */
@@ -145,71 +163,90 @@ static const int settings_of[] = {
 };
 static const int priorities[] = { SCMP_SYS (setpriority), SCMP_SYS (ioprio_set) };
 
+/* These, and all below, return 0 or a negative errno, as libseccomp does. */
+
+/* A call that this architecture does not have is a negative number here, and is no rule. */
+static int
+refuse (scmp_filter_ctx filter, const int *calls, size_t count)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < count; i++)
+        rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), calls[i], 0);
+    return rc;
+}
+
+/* The kernel looks at the lower 32 bits of an ioctl's and fcntl's request, so the filter must not look at more. */
+static int
+refuse_requests (scmp_filter_ctx filter, int call, const uint64_t *requests, size_t count)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < count; i++)
+        rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), call, 1,
+                               SCMP_A1 (SCMP_CMP_MASKED_EQ, UINT32_MAX, requests[i]));
+    return rc;
+}
+
+/* Unless the argument has the value. */
+static int
+refuse_but (scmp_filter_ctx filter, const int *calls, size_t count, uint64_t allowed)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < count; i++)
+        rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), calls[i], 1, SCMP_A0 (SCMP_CMP_NE, allowed, 0));
+    return rc;
+}
+
+/* ---- for both ------------------------------------------------------------------------------------------- */
+
+static int
+add_rules (scmp_filter_ctx filter)
+{
+    int rc = refuse (filter, denied, COUNT (denied));
+
+    for (size_t i = 0; rc == 0 && i < COUNT (namespace_flags); i++) {
+        uint64_t flag = namespace_flags[i];
+
+        rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), SCMP_SYS (clone), 1,
+                               SCMP_A0 (SCMP_CMP_MASKED_EQ, flag, flag));
+    }
+    /* clone3 has its flags in memory, where no filter sees them. ENOSYS makes the C library fall back on clone. */
+    if (rc == 0)
+        rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (ENOSYS), SCMP_SYS (clone3), 0);
+    if (rc == 0)
+        rc = refuse_requests (filter, SCMP_SYS (ioctl), denied_ioctls, COUNT (denied_ioctls));
+    return rc;
+}
+
+/* ---- for the worker ------------------------------------------------------------------------------------- */
+
 /* Of others' processes nothing is changed: signals go to this one, settings are those of the calling thread (0; a
  * filter cannot tell its own threads' numbers from others). A child of the library's cannot signal itself, with
  * which abort copes. */
 static int
 add_process_rules (scmp_filter_ctx filter)
 {
-    const uint32_t eperm = SCMP_ACT_ERRNO (EPERM);
     int rc;
 
-    for (size_t i = 0; i < sizeof signals_to / sizeof *signals_to; i++) {
-        if ((rc = seccomp_rule_add (filter, eperm, signals_to[i], 1, SCMP_A0 (SCMP_CMP_NE, NVS_DENYLIST_SELF, 0))) != 0)
-            return rc;
-    }
-    for (size_t i = 0; i < sizeof settings_of / sizeof *settings_of; i++) {
-        if ((rc = seccomp_rule_add (filter, eperm, settings_of[i], 1, SCMP_A0 (SCMP_CMP_NE, 0, 0))) != 0)
-            return rc;
-    }
-    for (size_t i = 0; i < sizeof priorities / sizeof *priorities; i++) {
+    if ((rc = refuse_but (filter, signals_to, COUNT (signals_to), NVS_DENYLIST_SELF)) != 0
+        || (rc = refuse_but (filter, settings_of, COUNT (settings_of), 0)) != 0)
+        return rc;
+    for (size_t i = 0; i < COUNT (priorities); i++) {
         /* Which: a process (0 or, for ioprio_set, 1), a group, a user's all. Never the group or the user. */
         const uint64_t process = priorities[i] == SCMP_SYS (setpriority) ? PRIO_PROCESS : 1;
 
-        if ((rc = seccomp_rule_add (filter, eperm, priorities[i], 1, SCMP_A0 (SCMP_CMP_NE, process, 0))) != 0
-            || (rc = seccomp_rule_add (filter, eperm, priorities[i], 1, SCMP_A1 (SCMP_CMP_NE, 0, 0))) != 0)
+        if ((rc = refuse_but (filter, &priorities[i], 1, process)) != 0
+            || (rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), priorities[i], 1, SCMP_A1 (SCMP_CMP_NE, 0, 0)))
+                   != 0)
             return rc;
     }
-    for (size_t i = 0; i < sizeof denied_fcntls / sizeof *denied_fcntls; i++) {
-        if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (fcntl), 1,
-                                    SCMP_A1 (SCMP_CMP_MASKED_EQ, UINT32_MAX, denied_fcntls[i])))
-            != 0)
-            return rc;
-    }
-    return 0;
+    rc = refuse_requests (filter, SCMP_SYS (ioctl), denied_owner_ioctls, COUNT (denied_owner_ioctls));
+    return rc != 0 ? rc : refuse_requests (filter, SCMP_SYS (fcntl), denied_owner_fcntls, COUNT (denied_owner_fcntls));
 }
 
-/* Returns 0 or a negative errno, as libseccomp does. */
-static int
-add_rules (scmp_filter_ctx filter)
-{
-    const uint32_t eperm = SCMP_ACT_ERRNO (EPERM);
-    int rc;
-
-    for (size_t i = 0; i < sizeof denied / sizeof *denied; i++) {
-        /* A call that this architecture does not have is a negative number here, and is no rule. */
-        if ((rc = seccomp_rule_add (filter, eperm, denied[i], 0)) != 0)
-            return rc;
-    }
-    for (size_t i = 0; i < sizeof namespace_flags / sizeof *namespace_flags; i++) {
-        uint64_t flag = namespace_flags[i];
-
-        if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (clone), 1, SCMP_A0 (SCMP_CMP_MASKED_EQ, flag, flag))) != 0)
-            return rc;
-    }
-    /* clone3 has its flags in memory, where no filter sees them. ENOSYS makes the C library fall back on clone. */
-    if ((rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (ENOSYS), SCMP_SYS (clone3), 0)) != 0)
-        return rc;
-    for (size_t i = 0; i < sizeof denied_ioctls / sizeof *denied_ioctls; i++) {
-        if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (ioctl), 1,
-                                    SCMP_A1 (SCMP_CMP_MASKED_EQ, UINT32_MAX, denied_ioctls[i])))
-            != 0)
-            return rc;
-    }
-    if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (socket), 1, SCMP_A0 (SCMP_CMP_NE, AF_UNIX, 0))) != 0)
-        return rc;
-    return seccomp_rule_add (filter, eperm, SCMP_SYS (socketpair), 1, SCMP_A0 (SCMP_CMP_NE, AF_UNIX, 0));
-}
+static const int sockets[] = { SCMP_SYS (socket), SCMP_SYS (socketpair) };
 
 /* Unix sockets are how NVML talks to nvidia-persistenced, and does so for a setter only. But a process of root's gets
  * from others of them (a container engine's, systemd's) whatever it asks for. A filter sees no addresses: so the
@@ -217,14 +254,13 @@ add_rules (scmp_filter_ctx filter)
 static int
 add_socket_rules (scmp_filter_ctx filter)
 {
-    static const int calls[] = { SCMP_SYS (socket), SCMP_SYS (socketpair) };
     static const uint64_t datagrams[] = { SOCK_DGRAM, SOCK_RAW }; /* AF_UNIX has the one for the other */
     const uint64_t kind = 0xf;                                    /* of the type: the rest is SOCK_CLOEXEC and so on */
     const uint32_t eperm = SCMP_ACT_ERRNO (EPERM);
     int rc = seccomp_rule_add (filter, eperm, SCMP_SYS (connect), 0);
 
     for (size_t i = 0; rc == 0 && i < 4; i++)
-        rc = seccomp_rule_add (filter, eperm, calls[i / 2], 1, SCMP_A1 (SCMP_CMP_MASKED_EQ, kind, datagrams[i % 2]));
+        rc = seccomp_rule_add (filter, eperm, sockets[i / 2], 1, SCMP_A1 (SCMP_CMP_MASKED_EQ, kind, datagrams[i % 2]));
     return rc;
 }
 
@@ -262,7 +298,7 @@ add_mode_rules (scmp_filter_ctx filter)
     };
     static const uint64_t bits[] = { S_ISUID, S_ISGID };
 
-    for (size_t i = 0; i < 2 * sizeof calls / sizeof *calls; i++) {
+    for (size_t i = 0; i < 2 * COUNT (calls); i++) {
         const struct scmp_arg_cmp has_bit =
             SCMP_CMP (calls[i / 2].mode_arg, SCMP_CMP_MASKED_EQ, bits[i % 2], bits[i % 2]);
         int rc = seccomp_rule_add_array (filter, SCMP_ACT_ERRNO (EPERM), calls[i / 2].call, 1, &has_bit);
@@ -278,13 +314,7 @@ add_attribute_rules (scmp_filter_ctx filter, bool may_change)
 {
     if (may_change)
         return add_mode_rules (filter);
-    for (size_t i = 0; i < sizeof denied_attributes / sizeof *denied_attributes; i++) {
-        int rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), denied_attributes[i], 0);
-
-        if (rc != 0)
-            return rc;
-    }
-    return 0;
+    return refuse (filter, denied_attributes, COUNT (denied_attributes));
 }
 
 static int
@@ -294,10 +324,8 @@ add_name_rules (scmp_filter_ctx filter)
     const uint64_t nameless = O_TMPFILE & ~O_DIRECTORY; /* the bit of its own */
     int rc;
 
-    for (size_t i = 0; i < sizeof denied_names / sizeof *denied_names; i++) {
-        if ((rc = seccomp_rule_add (filter, eperm, denied_names[i], 0)) != 0)
-            return rc;
-    }
+    if ((rc = refuse (filter, denied_names, COUNT (denied_names))) != 0)
+        return rc;
     if ((rc = seccomp_rule_add (filter, eperm, SCMP_SYS (open), 1, SCMP_A1 (SCMP_CMP_MASKED_EQ, nameless, nameless)))
             != 0
         || (rc = seccomp_rule_add (filter, eperm, SCMP_SYS (openat), 1,
@@ -312,6 +340,20 @@ add_name_rules (scmp_filter_ctx filter)
     return seccomp_rule_add (filter, SCMP_ACT_ERRNO (ENOSYS), SCMP_SYS (openat2), 0);
 }
 
+static int
+add_library_rules (scmp_filter_ctx filter, unsigned int variant)
+{
+    int rc;
+
+    if ((rc = refuse (filter, denied_library, COUNT (denied_library))) != 0 || (rc = add_process_rules (filter)) != 0
+        || (rc = refuse_but (filter, sockets, COUNT (sockets), AF_UNIX)) != 0
+        || (rc = add_attribute_rules (filter, (variant & NVS_DENYLIST_MKNOD) != 0)) != 0)
+        return rc;
+    if ((variant & NVS_DENYLIST_PRIVILEGED) == 0 && (rc = add_socket_rules (filter)) != 0)
+        return rc;
+    return (variant & NVS_DENYLIST_GUARD) != 0 ? add_name_rules (filter) : 0;
+}
+
 /* The native architecture is in a new filter already; calls of any other (i386, x32) get EPERM, the same as what is
  * refused: to kill would let a stray int 0x80 end the worker. */
 static int
@@ -323,10 +365,8 @@ write_list (unsigned int variant, int fd)
     if (filter == NULL)
         return -ENOMEM;
     if ((rc = seccomp_attr_set (filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_ERRNO (EPERM))) == 0
-        && (rc = add_rules (filter)) == 0 && (rc = add_process_rules (filter)) == 0
-        && (rc = add_attribute_rules (filter, (variant & NVS_DENYLIST_MKNOD) != 0)) == 0
-        && ((variant & NVS_DENYLIST_PRIVILEGED) != 0 || (rc = add_socket_rules (filter)) == 0)
-        && ((variant & NVS_DENYLIST_GUARD) == 0 || (rc = add_name_rules (filter)) == 0))
+        && (rc = add_rules (filter)) == 0
+        && (variant == NVS_DENYLIST_PROGRAM || (rc = add_library_rules (filter, variant)) == 0))
         rc = seccomp_export_bpf (filter, fd);
     seccomp_release (filter);
     return rc;
@@ -360,14 +400,14 @@ print_list (unsigned int variant)
     }
     (void)printf ("};\n\n");
     /* libseccomp has all calls that take a process share one comparison, and may do otherwise: but there must be some. */
-    return selves > 0 ? 0 : -EDOM;
+    return (selves > 0) == (variant != NVS_DENYLIST_PROGRAM) ? 0 : -EDOM;
 }
 
 int
 main (void)
 {
     (void)printf ("/* Made by denylist.c. */\n");
-    for (unsigned int variant = 0; variant < NVS_DENYLIST_VARIANTS; variant++) {
+    for (unsigned int variant = 0; variant < NVS_DENYLISTS; variant++) {
         int rc = print_list (variant);
 
         if (rc != 0) {
@@ -376,8 +416,8 @@ main (void)
         }
     }
     (void)printf ("static const struct {\n    const struct sock_filter *code;\n    unsigned short length;\n"
-                  "} nvs_denylists[NVS_DENYLIST_VARIANTS] = {\n");
-    for (unsigned int variant = 0; variant < NVS_DENYLIST_VARIANTS; variant++)
+                  "} nvs_denylists[NVS_DENYLISTS] = {\n");
+    for (unsigned int variant = 0; variant < NVS_DENYLISTS; variant++)
         (void)printf ("    { list_%u, sizeof list_%u / sizeof *list_%u },\n", variant, variant, variant);
     (void)printf ("};\n");
     return fflush (stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -5,12 +5,14 @@
 
 #include <linux/filter.h>
 
-/* A filter for each combination of these; the programs are in nvs_denylists, under it. */
+/* Filters, by their index in nvs_denylists: the worker's for each combination of the first three, then the one of
+ * `run --lockdown`. */
 enum nvs_denylist_variant {
     NVS_DENYLIST_MKNOD = 1u << 0,      /* NVML makes nodes and sets their modes */
     NVS_DENYLIST_PRIVILEGED = 1u << 1, /* NVML's setters reach nvidia-persistenced over its socket */
     NVS_DENYLIST_GUARD = 1u << 2,      /* the /dev is the host's */
-    NVS_DENYLIST_VARIANTS = 1u << 3
+    NVS_DENYLIST_PROGRAM = 1u << 3,
+    NVS_DENYLISTS
 };
 
 #define NVS_DENYLIST_MAX 1024u

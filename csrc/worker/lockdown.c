@@ -239,11 +239,8 @@ nvs_lockdown_no_new_privs (struct nvs_error *error)
 #include "denylists.inc"
 
 static int
-load_list (const struct nvs_policy *policy)
+load_list (unsigned int variant)
 {
-    const unsigned int variant = (policy->mknod ? NVS_DENYLIST_MKNOD : 0)
-                                 | ((policy->options->flags & NVS_START_PRIVILEGED) != 0 ? NVS_DENYLIST_PRIVILEGED : 0)
-                                 | (policy->options->isolation == NVS_ISOLATION_GUARD ? NVS_DENYLIST_GUARD : 0);
     struct sock_filter code[NVS_DENYLIST_MAX];
     const struct sock_fprog program = { .len = nvs_denylists[variant].length, .filter = code };
 
@@ -255,12 +252,21 @@ load_list (const struct nvs_policy *policy)
     return nvs_sys_seccomp_filter (&program) == 0 ? 0 : -errno;
 }
 
+static int
+load_library_list (const struct nvs_policy *policy)
+{
+    return load_list ((policy->mknod ? NVS_DENYLIST_MKNOD : 0)
+                      | ((policy->options->flags & NVS_START_PRIVILEGED) != 0 ? NVS_DENYLIST_PRIVILEGED : 0)
+                      | (policy->options->isolation == NVS_ISOLATION_GUARD ? NVS_DENYLIST_GUARD : 0));
+}
+
 /* ---- seccomp: mknod ----------------------------------------------------------------------------------- */
 
 /*
  * A filter of its own, by hand: "character devices, but of these majors only" needs several conditions on one
  * argument, which libseccomp has no rule for. The kernel runs both filters and takes the stricter answer.
  *
+ *     another architecture's call: EPERM
  *     mode, dev = the arguments of mknod or mknodat; any other call: allow
  *     block device: EPERM.  Not a character device (file, FIFO, socket): allow
  *     dev & mask == value for one of the list: allow.  Else EPERM
@@ -268,10 +274,11 @@ load_list (const struct nvs_policy *policy)
  * The kernel takes the lower 32 bits of dev and the lower 16 of mode, and so does this.
  */
 #define RULES_MAX  (NVS_MAJORS_MAX + NVS_DEVICES_MAX + 2)
-#define FILTER_MAX (24 + 4 * RULES_MAX)
+#define FILTER_MAX (32 + 4 * RULES_MAX)
 
 #ifdef __x86_64__
-#define NATIVE_ARCH AUDIT_ARCH_X86_64
+#define NATIVE_ARCH     AUDIT_ARCH_X86_64
+#define X32_SYSCALL_BIT 0x40000000u
 #else
 #define NATIVE_ARCH AUDIT_ARCH_AARCH64
 #endif
@@ -350,11 +357,17 @@ load_mknod_filter (const struct nvs_policy *policy)
     struct mknod_filter filter = { .length = 0 };
     struct sock_fprog program = { .filter = filter.code };
 
-    /* Another architecture's numbers mean other calls; the list's filter refuses all of those. */
+    /* Another architecture's numbers mean other calls. `run` loads this filter without the list, which refuses them too. */
     emit (&filter, BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof (struct seccomp_data, arch), 0, 0);
     emit (&filter, BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0);
     emit (&filter, BPF_RET | BPF_K, eperm, 0, 0);
     emit (&filter, BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof (struct seccomp_data, nr), 0, 0);
+#ifdef __x86_64__
+    /* x32 has the calls of x86-64 a second time, from this number on; -1 is a call that a tracer has had skipped. */
+    emit (&filter, BPF_JMP | BPF_JGE | BPF_K, X32_SYSCALL_BIT, 0, 2);
+    emit (&filter, BPF_JMP | BPF_JEQ | BPF_K, UINT32_MAX, 1, 0);
+    emit (&filter, BPF_RET | BPF_K, eperm, 0, 0);
+#endif
 #ifdef SYS_mknod
     emit (&filter, BPF_JMP | BPF_JEQ | BPF_K, SYS_mknod, 0, 5);
     emit_load_args (&filter, 1, 2);
@@ -378,14 +391,22 @@ load_mknod_filter (const struct nvs_policy *policy)
     return nvs_sys_seccomp_filter (&program) == 0 ? 0 : -errno;
 }
 
+static int
+loaded (int rc, struct nvs_error *error)
+{
+    return rc == 0 ? 0 : nvs_fail (error, NVS_STEP_SECCOMP, -rc, NULL, "%s", filter_remedy);
+}
+
 int
 nvs_lockdown_mknod (const struct nvs_policy *policy, struct nvs_error *error)
 {
-    int rc = load_mknod_filter (policy);
+    return loaded (load_mknod_filter (policy), error);
+}
 
-    if (rc != 0)
-        return nvs_fail (error, NVS_STEP_SECCOMP, -rc, NULL, "%s", filter_remedy);
-    return 0;
+int
+nvs_lockdown_program (struct nvs_error *error)
+{
+    return loaded (load_list (NVS_DENYLIST_PROGRAM), error);
 }
 
 /* Last, for the steps before need what these filters refuse. There is one thread: the filters need no synchronising,
@@ -395,9 +416,5 @@ nvs_lockdown_seccomp (const struct nvs_policy *policy, struct nvs_error *error)
 {
     int rc = load_mknod_filter (policy);
 
-    if (rc == 0)
-        rc = load_list (policy);
-    if (rc != 0)
-        return nvs_fail (error, NVS_STEP_SECCOMP, -rc, NULL, "%s", filter_remedy);
-    return 0;
+    return loaded (rc == 0 ? load_library_list (policy) : rc, error);
 }

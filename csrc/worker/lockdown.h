@@ -44,6 +44,10 @@ int nvs_lockdown_seccomp (const struct nvs_policy *policy, struct nvs_error *err
 /* Of the filters the one for mknod alone: the policy's devices, and no block devices. */
 int nvs_lockdown_mknod (const struct nvs_policy *policy, struct nvs_error *error);
 
+/* And the list that `run --lockdown` has: what no program that reads GPUs needs. Besides nvs_lockdown_mknod, and after
+ * no_new_privs. */
+int nvs_lockdown_program (struct nvs_error *error);
+
 /* The bounding set as a mask. */
 uint64_t nvs_lockdown_bounding (void);
 

@@ -201,10 +201,19 @@ def test_the_tables_of_security_are_the_codes() -> None:
     code = text_of("csrc/worker/denylist.c")
     text = text_of("docs/security.md")
     table = " ".join(row[1] for row in table_rows(text, "| group | calls |"))
-    denied = code[code.index("static const int denied[]") : code.index("static const uint64_t namespace_flags")]
-    named = {*re.findall(r"SCMP_SYS \((\w+)\)", denied), *(n.lower() for n in re.findall(r"\bNR_(\w+),", denied))}
-    for call in named:
+    both, library = (
+        {*re.findall(r"SCMP_SYS \((\w+)\)", calls), *(n.lower() for n in re.findall(r"\bNR_(\w+),", calls))}
+        for calls in re.findall(r"static const int denied(?:_library)?\[\] = \{(.*?)^\};", code, re.S | re.M)
+    )
+    assert both
+    assert library
+    assert not both & library
+    for call in both | library:
         assert re.search(rf"\b{call}\b", table), f"{call} is refused and not in the table"
+    run = text[text.index("The filter of `--lockdown`") :].split("\n\n")[0]
+    objects = next(row[1] for row in table_rows(text, "| group | calls |") if row[0] == "objects with a number or name")
+    left_out = set(re.findall(r"\w+", f"{run} {objects}"))
+    assert {call for call in both | library if call in left_out} == library
     for variable in re.findall(r"`(NVSANDBOX_\w+)`", text):
         assert variable == "NVSANDBOX_DEBUG"
 

@@ -178,6 +178,18 @@ def test_the_wheel_is_for_the_stable_abi_of_linux(wheel: Path) -> None:
     assert platform.startswith("linux_")
 
 
+def test_the_programs_link_nothing_but_the_c_library(wheel: Path, tmp_path: Path) -> None:
+    """They run with privileges, and in images that have nothing else."""
+    if shutil.which("readelf") is None:
+        (pytest.fail if IN_CI else pytest.skip)("readelf is not installed (Debian: binutils)")
+    for program in PROGRAMS:
+        with zipfile.ZipFile(wheel) as archive:
+            file = archive.extract(f"nvsandbox/{program}", tmp_path)
+        needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", run("readelf", "--dynamic", "--wide", file)))
+        assert "libc.so.6" in needed
+        assert needed <= {"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-aarch64.so.1"}
+
+
 def test_the_sdist_holds_what_is_needed_to_build_and_to_test(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}

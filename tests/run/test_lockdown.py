@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -145,8 +147,6 @@ BEYOND = {"io_uring", "type into a terminal", "a new user namespace", "load a mo
 
 
 def answers(run: Run, *options: str) -> dict[str, Any]:
-    import platform
-
     # A process of root's that has no capabilities either, which is all that the kernel asks without Landlock.
     peer = subprocess.Popen(["setpriv", "--inh-caps=-all", "--bounding-set=-all", "sh", "-c", "echo; exec sleep 60"],
                             stdout=subprocess.PIPE)  # fmt: skip
@@ -178,3 +178,24 @@ def test_what_works(run: Run) -> None:
     """At the step mount all of it does, which is also what shows that the attempts are attempts."""
     found = answers(run)
     assert {name for name, answer in found.items() if answer == "no"} <= {"type into a terminal", "io_uring"}
+
+
+X32_MKNOD = 0x40000000 | 133
+OTHER_WAY = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.syscall({X32_MKNOD}, b"/dev/nvidia9", 0o020600, os.makedev(195, 9)) == -1
+print(ctypes.get_errno())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x32 is another way to make the calls of x86-64")
+@pytest.mark.parametrize(
+    "options", [("--guard",), ("--lockdown",), ("--simulate", "t4", "--devices", "0")], ids=" ".join
+)
+def test_no_node_is_made_the_other_way(run: Run, options: tuple[str, ...]) -> None:
+    """A kernel may have a second table of calls, with numbers of its own. EPERM is the filter's, before the kernel
+    looks whether it has one."""
+    done = run(*options, "--", sys.executable, "-c", OTHER_WAY, env=surroundings())
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == errno.EPERM
