@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,14 @@ PARTS = {
 
 def run_part(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, str(HERE / "soak_parts.py"), name, str(arguments.scale), str(arguments.seed)]
+    command.append(str(arguments.patience))
     start = time.monotonic()
     print(f"soak: {name}: {PARTS[name]}", file=sys.stderr, flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    # A folder of its own for temporary files: what is left there counts, and others use /tmp too.
+    with tempfile.TemporaryDirectory(prefix="nvsandbox-soak-") as folder:
+        os.chmod(folder, 0o1777)
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
     try:
         result: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
@@ -74,11 +80,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full numbers (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="what is drawn follows from it (default 1)")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="multiplies limits of time, for a machine that others use too"
+    )
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given several times")
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "soak", help="folder for the summary")
     arguments = parser.parse_args()
     if not 0 < arguments.scale <= 100:
         parser.error("--scale: expected a number above 0, up to 100")
+    if not 1 <= arguments.patience <= 100:
+        parser.error("--patience: expected a number from 1 to 100")
 
     chosen = arguments.part or list(PARTS)
     summary: dict[str, Any] = {"scale": arguments.scale, "seed": arguments.seed, "machine": machine(), "parts": {}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,12 +20,27 @@ import host as stand_in
 from host import Host, require
 from leftovers import MARK, Snapshot
 
-GRACE = 3.0
+GRACE = 20.0
 """Seconds for what ends on its own (a worker that was told to stop, a thread that is on its way out)."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _stand_in_for_dev() -> Iterator[None]:
+def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Gives this run, and what it starts, a folder of its own for temporary files: what another run on this machine
+    leaves in /tmp is none of this one's, and whatever is left in this one is."""
+    tmp_path_factory.getbasetemp()  # pytest's own stay where they are, for it keeps them after the run
+    folder = tempfile.mkdtemp(prefix="nvsandbox-test-")
+    os.chmod(folder, 0o1777)  # open to all, as /tmp is, for some tests become another user
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+    # Not shutil.rmtree: it would go into what a failed test may have left mounted there.
+    subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stand_in_for_dev(_own_temporary_folder: None) -> Iterator[None]:
     """Moves this process to a mount namespace with a /dev of its own, before anything that could spoil the real one
     runs, and looks at the end whether that is as it was."""
     os.environ[MARK] = str(os.getpid())

@@ -19,6 +19,7 @@ MARK = "NVML_TEST_RUN"
 def _processes() -> dict[str, str]:
     found = {}
     mark = f"{MARK}={os.environ.get(MARK)}".encode()
+    marked = f"{MARK}=".encode()
     own_session = os.getsid(0)
     for pid, (name, parent) in host.processes().items():
         if parent == os.getpid():
@@ -29,7 +30,8 @@ def _processes() -> dict[str, str]:
                 session = os.getsid(pid)
             except OSError:
                 continue
-            if mark in environment or session == own_session:
+            others = any(line.startswith(marked) for line in environment)  # another run's, in the same session
+            if mark in environment or (session == own_session and not others):
                 found[f"process {pid}"] = f"{name}, of parent {parent}"
     return found
 
@@ -50,12 +52,9 @@ def _volatile(path: str) -> bool:
 
 
 def _files() -> dict[str, str]:
+    """In the folder for temporary files, which is this run's own (conftest.py)."""
     folder = tempfile.gettempdir()
-    return {
-        f"file {os.path.join(folder, name)}": ""
-        for name in os.listdir(folder)
-        if "nvsandbox" in name.lower() or "nvml" in name.lower()
-    }
+    return {f"file {os.path.join(folder, name)}": "" for name in os.listdir(folder)}
 
 
 def _pynvml() -> dict[str, str]:

@@ -102,6 +102,14 @@ def children() -> list[str]:
     return found
 
 
+def when_quiet() -> dict[str, Any]:
+    """The state when all that works aside has ended: each leaves a moment after what it did was seen to be done."""
+    end = time.monotonic() + SETTLED
+    while (children() or len(os.listdir("/proc/self/task")) > 1) and time.monotonic() < end:
+        time.sleep(0.001)
+    return state()
+
+
 def left_after(before: dict[str, Any]) -> dict[str, Any]:
     end = time.monotonic() + SETTLED
     pause = 0.0005
@@ -120,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--least", type=int, default=0, help="so many interruptions, however long that takes")
     parser.add_argument("--twice", action="store_true", help="more interruptions soon after the first")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
@@ -131,11 +140,11 @@ def main() -> None:
         start = time.monotonic()
         kind()
         lengths[kind] = time.monotonic() - start
-    before = left = state()
+    before = left = when_quiet()
     failures: list[dict[str, Any]] = []
     tries = interrupted = 0
     end = time.monotonic() + arguments.seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end or interrupted < arguments.least:
         kind = KINDS[tries % len(KINDS)]
         tries += 1
         moment = chance.uniform(0, lengths[kind] * 1.2)
@@ -159,7 +168,7 @@ def main() -> None:
         if left or lost:
             failures.append({"try": tries, "kind": kind.__name__, "moment": moment, "left": left, "lost": lost[:]})
             lost.clear()
-            before = state()
+            before = when_quiet()
     print(json.dumps({"tries": tries, "interrupted": interrupted, "failures": failures}))
 
 

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parent / "interrupts.py"
 @pytest.mark.parametrize("more", [[], ["--twice"]], ids=["once", "twice"])
 def test_nothing_is_left_by_interruptions(more: list[str]) -> None:
     """About one in seventy left a descriptor, a worker or a route."""
-    command = [sys.executable, str(PROGRAM), "--seconds", "4", *more]
+    command = [sys.executable, str(PROGRAM), "--seconds", "4", "--least", "20", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)

@@ -34,7 +34,7 @@ for pid in pids:
 start = time.monotonic()
 """
     )
-    assert 1.1 < program(source) < 3.0
+    assert 1.1 < program(source) < 4.5  # one after the other: 6 s
 
 
 def test_of_one_session(program: Callable[..., Any]) -> None:
@@ -56,4 +56,4 @@ with nvml_isolated(simulate="t4", timeout=0.5) as nvml:
     print(json.dumps(time.monotonic() - start))
 """
     )
-    assert program(source) < 3.0
+    assert program(source) < 3.6  # 1.2 s for the last of them; one after the other: 4.8 s

@@ -14,6 +14,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from waiting import until, workers_of
 
 from nvsandbox import nvml_isolated
 
@@ -34,7 +35,7 @@ def _child(action: Any) -> int:
     return pid
 
 
-def _status(pid: int, limit: float = 20.0) -> int | str:
+def _status(pid: int, limit: float = 60.0) -> int | str:
     """Exit status of a child, or "hangs"."""
     pidfd = os.pidfd_open(pid)
     try:
@@ -123,27 +124,14 @@ def test_a_child_does_not_keep_a_worker_of_its_parent() -> None:
     child = int(os.read(read, 64))
     os.close(read)
     try:
-        time.sleep(1.5)
-        workers = _workers_of(pid)
+        until(lambda: workers_of(pid))
+        workers = workers_of(pid)
         assert len(workers) == 1
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        end = time.monotonic() + 5
-        while any(_is_worker(worker) for worker in workers) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert not any(_is_worker(worker) for worker in workers)
+        assert until(lambda: not any(_is_worker(worker) for worker in workers))
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-def _workers_of(parent: int) -> list[int]:
-    import host
-
-    return [
-        pid
-        for pid, (name, its_parent) in host.processes().items()
-        if its_parent == parent and name.startswith("nvsandbox-work")
-    ]
 
 
 def _is_worker(pid: int) -> bool:
@@ -236,9 +224,13 @@ def test_prefork_server(program: Any) -> None:
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
         assert nvml.session.pid == master
-        time.sleep(0.3)
-        left = [pid for _, pid in results if os.path.exists(f"/proc/{pid}")
-                and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"]
+        end = time.monotonic() + 30
+        while True:
+            left = [pid for _, pid in results if os.path.exists(f"/proc/{pid}")
+                    and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"]
+            if not left or time.monotonic() > end:
+                break
+            time.sleep(0.02)
         print(json.dumps([[fine for fine, _ in results], len({pid for _, pid in results} - {master}), left]))
         """
     )

@@ -76,7 +76,7 @@ def test_nothing_waits_for_it(host: Host, stuck: dict[str, str]) -> None:
                 time.sleep(0.02)
             return open_session.stats()["abandoned"]
 
-        options = {"library": library, "timeout": 0.3}
+        options = {"library": library, "timeout": 0.5}
         block = nvml_isolated(**options)
         nvml = block.__enter__()
         for number in range(1, keeper.ABANDONED_MAX + 1):
@@ -112,19 +112,19 @@ def test_nothing_waits_for_it(host: Host, stuck: dict[str, str]) -> None:
     found = host.run(inside, **stuck)
     for number, (seconds, outcome, abandoned) in enumerate(found["calls"], 1):
         assert outcome["type"] == "CallTimeout"
-        assert seconds < 1
+        assert seconds < 5
         assert abandoned == number
     assert all("D" in states for states in found["states"]), found["states"]
     seconds, outcome = found["one more"]
     assert outcome["type"] == "WorkerDied"
     assert "4 earlier workers cannot be ended even by SIGKILL" in outcome["text"]
-    assert seconds < 1
-    assert found["close"][0] < 3
+    assert seconds < 5
+    assert found["close"][0] < 5
     assert found["close"][1]["mro"] == []
     seconds, outcome = found["again"]
     assert outcome["type"] == "SandboxStartError"
     assert "has to be reset" in outcome["text"]
-    assert seconds < 1
+    assert seconds < 5
     assert found["other"][1] == {"mro": [], "result": 2}
     assert found["after"][1] == {"mro": [], "result": ("1", 0)}
 
@@ -133,12 +133,17 @@ def test_the_block_ends_while_a_call_is_stuck(host: Host, stuck: dict[str, str])
     """With the limits as they are in use: it takes some seconds, and so does the end of the program."""
 
     def inside(server: str, folder: str, library: str) -> dict[str, float]:
+        import glob
         import subprocess
         import sys
         import threading
         import time
+        from pathlib import Path
 
         from nvsandbox import SandboxError, nvml_isolated
+
+        def is_stuck(pid: int) -> bool:
+            return any("request_wait" in Path(name).read_text() for name in glob.glob(f"/proc/{pid}/task/*/wchan"))
 
         serving = subprocess.Popen(
             [sys.executable, "-S", server, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -166,7 +171,9 @@ def test_the_block_ends_while_a_call_is_stuck(host: Host, stuck: dict[str, str])
 
             thread = threading.Thread(target=call)
             thread.start()
-            time.sleep(0.3)
+            end = time.monotonic() + 30
+            while not is_stuck(nvml.session.pid) and time.monotonic() < end:
+                time.sleep(0.01)
             closing = time.monotonic()
         closed = time.monotonic()
         thread.join(10)
@@ -180,6 +187,7 @@ def test_the_block_ends_while_a_call_is_stuck(host: Host, stuck: dict[str, str])
         return {"call": ended[0] - closing, "close": closed - closing, "program": exited - start}
 
     found = host.run(inside, **stuck)
-    assert found["call"] < 3
-    assert found["close"] < 10
-    assert found["program"] < 15
+    # The limits add up to 2, to 8, and to 8 and the start of a Python; what is stuck would stay for ever.
+    assert found["call"] < 7
+    assert found["close"] < 20
+    assert found["program"] < 25

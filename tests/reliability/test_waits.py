@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -88,24 +90,33 @@ def test_with_the_time_of_one_cpu_nobody_looks(host: Host, limit: str, looking: 
 
 
 def test_others_run_while_one_looks() -> None:
-    """The interpreter is not held while a call waits: a thread that counts goes on."""
+    """The interpreter is not held while a call waits: a thread that counts goes on. Nothing else lets it run, for here
+    no thread is made to hand the interpreter over."""
     counted = [0]
     stop = threading.Event()
 
     def count() -> None:
         while not stop.is_set():
             counted[0] += 1
+            time.sleep(0)
 
+    interval = sys.getswitchinterval()
     with nvml_isolated(simulate="t4,latency_us=300") as nvml:
         device = nvml.nvmlDeviceGetHandleByIndex(0)
         for _ in range(10):
             nvml.nvmlDeviceGetTemperature(device, 0)
         thread = threading.Thread(target=count)
-        thread.start()
-        before = counted[0]
-        for _ in range(20):
-            nvml.nvmlDeviceGetTemperature(device, 0)
-        after = counted[0]
-        stop.set()
-        thread.join()
+        sys.setswitchinterval(1000)
+        try:
+            thread.start()
+            before = counted[0]
+            calls = 0
+            while counted[0] - before < 20 and calls < 5000:
+                nvml.nvmlDeviceGetTemperature(device, 0)
+                calls += 1
+            after = counted[0]
+        finally:
+            stop.set()
+            sys.setswitchinterval(interval)
+            thread.join()
     assert after - before >= 20

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for what a test needs to have happened, in place of a pause that is long enough on most machines.
+
+The limits are for what never comes, and so are far beyond what a busy machine needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import host
+
+_T = TypeVar("_T")
+
+LIMIT = 30.0
+
+
+def until(condition: Callable[[], _T], limit: float = LIMIT) -> _T:
+    """What `condition` gives as soon as that is true, or after `limit` seconds whatever it gives then."""
+    end = time.monotonic() + limit
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and back when that has happened: a process that has been sent one may still run for a moment, and until
+    it has ended nobody can know."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([pidfd], [], [], LIMIT)[0], f"process {pid} outlives SIGKILL"
+    finally:
+        os.close(pidfd)
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP to a child, and back when all of its threads have stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The workers that a process has started."""
+    return [
+        child
+        for child, (name, parent) in host.processes().items()
+        if parent == pid and name.startswith("nvsandbox-work")
+    ]
+
+
+def inside(pid: int) -> int:
+    """How many threads of a worker are in a call that hangs or takes its time (``hang=`` and ``latency_us=``)."""
+    sleeping = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            sleeping += "nanosleep" in (task / "wchan").read_text()
+    return sleeping
+
+
+def until_inside(pid: int, number: int = 1) -> None:
+    """Waits until so many calls are under way in a worker."""
+    assert until(lambda: inside(pid) >= number), f"{inside(pid)} calls are under way in worker {pid}, not {number}"
