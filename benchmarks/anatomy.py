@@ -32,6 +32,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import bench
 import host
+from exchange import exchange_ns
 from measure import batch, interleave, spread
 from ways import Target, Ways
 
@@ -251,12 +252,12 @@ def main() -> None:
         if not bench.compile_all(folder):
             sys.exit("needs a C compiler")
         library = str(folder / "null" / "libnvidia-ml.so.1")
-        exchanges = [bench.exchange_ns(str(folder / "exchange"))]
+        exchanges = [exchange_ns(str(folder / "exchange.so"))]
         command = [sys.executable, __file__, "--times", "--library", library, "--rounds", str(arguments.rounds)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         fast = built(folder / "build")
         lane = lane_ns(folder / "build")
-        exchanges.append(bench.exchange_ns(str(folder / "exchange")))
+        exchanges.append(exchange_ns(str(folder / "exchange.so")))
         print_times(json.loads(done.stdout), lane, exchanges)
         if shutil.which("valgrind"):
             print_counts({way: counted(library, way, arguments.calls, fast, folder) for way in ("direct", "shm")})

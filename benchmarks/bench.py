@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+from exchange import exchange_ns
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -59,18 +60,10 @@ def compile_all(folder: Path) -> bool:
         subprocess.run(command, check=True)
     query = [compiler, *flags, str(HERE / "nvml_query.c"), "-o", str(folder / "nvml-query"), "-ldl"]
     subprocess.run(query, check=True)
-    exchange = [compiler, *flags, "-pthread", str(HERE / "exchange.c"), "-o", str(folder / "exchange")]
+    exchange = [compiler, *flags, "-pthread", "-shared", "-fPIC", str(HERE / "exchange.c"), "-o",
+                str(folder / "exchange.so")]  # fmt: skip
     subprocess.run(exchange, check=True)
     return True
-
-
-def exchange_ns(program: str) -> int | None:
-    """How long two CPUs take to hand a cache line over and back (``exchange.c``); None where there is no telling."""
-    try:
-        done = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True, timeout=10)
-        return int(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
 
 
 def found_libraries(folder: Path, real: bool) -> dict[str, str]:
@@ -144,11 +137,12 @@ def run(parts: list[str], settings: dict[str, Any]) -> dict[str, Any]:
         "failed": [],
         "exchange_ns": {},
     }
+    exchange = settings["exchange"]
     start = time.monotonic()
     for name in parts:
-        before = exchange_ns(settings["exchange"])
+        before = exchange_ns(exchange) if exchange else None
         result = run_part(name, settings)
-        summary["exchange_ns"][name] = [before, exchange_ns(settings["exchange"])]
+        summary["exchange_ns"][name] = [before, exchange_ns(exchange) if exchange else None]
         summary["results"] += result["results"]
         summary["missing"].update(result["missing"])
         summary["failed"] += [result["failed"]] if "failed" in result else []
@@ -273,12 +267,12 @@ def main() -> int:
         folder = arguments.built or Path(name)
         if not arguments.built:
             compile_all(folder)
-        query = folder / "nvml-query"
+        query, exchange = folder / "nvml-query", folder / "exchange.so"
         settings = {
             "quick": arguments.quick,
             "rounds": arguments.rounds,
             "libraries": found_libraries(folder.resolve(), arguments.real),
-            "exchange": str((folder / "exchange").resolve()),
+            "exchange": str(exchange.resolve()) if exchange.exists() else "",
             "query": str(query.resolve()) if query.exists() else "",
             "ways": [*arguments.way, "direct"] if arguments.way else None,
             "real": arguments.real,

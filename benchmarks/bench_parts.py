@@ -24,11 +24,13 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import host
 import startup
+from exchange import NEAR_NS, meter
 from measure import Batch, batch, interleave, latencies, percentiles, ratio, spread
 from ways import PipeWorker, Target, ThreadGroup, Ways
 from workloads import SCRAPE, WORKLOADS
 
-NEAR = ["direct", "shm", "routed", "pipe"]
+LANES = ["shm", "routed"]
+CLOSE = ["direct", *LANES, "pipe"]
 OTHERS = ["worker", "rpyc", "manager", "fork", "unshare", "bwrap"]
 
 
@@ -41,6 +43,7 @@ class Bench:
         self.batch = 0.001 if self.quick else 0.004
         self.libraries: dict[str, str] = settings["libraries"]
         self.query: str = settings["query"]
+        self.exchange: str = settings["exchange"]
         self.only: list[str] | None = settings["ways"]
         self.real: bool = settings["real"]
         self.results: list[dict[str, Any]] = []
@@ -64,14 +67,52 @@ class Bench:
     def side_by_side(
         self, part: str, case: str, batches: dict[str, Batch], *, base: str = "direct", rounds: int = 0, per: int = 1
     ) -> None:
-        """Measures and notes; `per`: how many calls are in what a batch repeats."""
+        """Measures and notes; `per`: how many calls are in what a batch repeats. With an "exchange" among the batches
+        the ratios of rounds with near CPUs are told apart from those with far ones."""
         found = interleave(batches, rounds or self.rounds, self.batch)
+        exchange = found.get("exchange", {})
         for way, values in found.items():
             figures = [value / per for value in values.values()]
-            self.add(part, case, way, "s", figures, base=base, ratio=ratio(values, found[base]))
+            more: dict[str, Any] = {}
+            if way in LANES and exchange:
+                more["distance"] = {
+                    name: of_rounds(numbers, exchange, values, found[base])
+                    for name, numbers in by_distance(exchange).items()
+                }
+            self.add(part, case, way, "s", figures, base=base, ratio=ratio(values, found[base]), **more)
+
+    def distance(self, ways: Ways) -> dict[str, Batch]:
+        """A batch that hands a cache line between the CPUs that this thread and the session's worker are on; none where
+        that is not possible."""
+        if not self.exchange or "shm" not in ways.names:
+            return {}
+        read = meter(self.exchange, ways.module("shm").session.pid)
+
+        def hand_over(times: int) -> float:
+            taken = read(times)
+            if taken is None:
+                raise RuntimeError("there were two CPUs, and now there is one")
+            return taken
+
+        return {} if read(10) is None else {"exchange": hand_over}
 
     def note_missing(self, ways: Ways) -> None:
         self.missing.update(ways.missing)
+
+
+def by_distance(exchange: dict[int, float]) -> dict[str, list[int]]:
+    """Which rounds found the CPUs near each other, and which far apart."""
+    near = [number for number, seconds in exchange.items() if seconds * 1e9 <= NEAR_NS]
+    far = [number for number in exchange if number not in near]
+    return {name: numbers for name, numbers in (("near", near), ("far", far)) if numbers}
+
+
+def of_rounds(
+    numbers: list[int], exchange: dict[int, float], values: dict[int, float], base: dict[int, float]
+) -> dict[str, Any]:
+    chosen = {number: values[number] for number in numbers if number in values}
+    apart = [exchange[number] for number in numbers]
+    return {"n": len(chosen), "exchange": spread(apart), **({"ratio": ratio(chosen, base)} if chosen else {})}
 
 
 # ---- calls one after the other
@@ -79,10 +120,11 @@ class Bench:
 
 def calls(bench: Bench, target: str) -> None:
     part = f"calls, {target.partition(',')[0]}"
-    with bench.ways(target, NEAR + OTHERS) as ways:
+    with bench.ways(target, CLOSE + OTHERS) as ways:
         bench.note_missing(ways)
+        apart = bench.distance(ways)
         for key in WORKLOADS:
-            bench.side_by_side(part, key, {name: batch(*ways.function(name, key)) for name in ways.names})
+            bench.side_by_side(part, key, {name: batch(*ways.function(name, key)) for name in ways.names} | apart)
 
 
 def delays(bench: Bench) -> None:

@@ -1,84 +1,103 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How long a cache line takes from one CPU to another and back, without the kernel: what no call to another process can
- * be faster than. Prints nanoseconds, the best of some rounds between the first two CPUs that it may run on. On a virtual machine
- * this changes by the minute, as the host moves the virtual CPUs: together with a benchmark's figures it tells their part.
+ * be faster than. A virtual machine's CPUs move about on their host, so that this may be another within seconds: measured in
+ * turn with the calls themselves, it tells its part in their time.
  */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <time.h>
 
-#define ROUNDS 40
-#define TIMES  500
+struct exchange {
+    _Alignas (128) _Atomic uint32_t there;
+    _Alignas (128) _Atomic uint32_t back;
+    _Alignas (128) _Atomic bool failed;
+    uint32_t times;
+    double ns; /* of one, on average */
+};
 
-static _Alignas (128) _Atomic uint32_t there;
-static _Alignas (128) _Atomic uint32_t back;
-
-static void
-run_on (size_t cpu)
-{
-    cpu_set_t set;
-
-    CPU_ZERO (&set);
-    CPU_SET (cpu, &set);
-    (void)sched_setaffinity (0, sizeof set, &set);
-}
-
-static void *
-answer (void *cpu)
-{
-    run_on (*(const size_t *)cpu);
-    for (uint32_t n = 1; n <= ROUNDS * TIMES; n++) {
-        while (atomic_load_explicit (&there, memory_order_acquire) != n)
-            continue;
-        atomic_store_explicit (&back, n, memory_order_release);
-    }
-    return NULL;
-}
-
-static int64_t
+static double
 now_ns (void)
 {
     struct timespec t;
 
     (void)clock_gettime (CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-int
-main (void)
+static bool
+seen (struct exchange *e, _Atomic uint32_t *word, uint32_t n)
 {
-    size_t cpus[2] = { 0, 0 };
-    int64_t best = INT64_MAX;
-    int count = 0;
-    cpu_set_t set;
-    pthread_t thread;
+    while (atomic_load_explicit (word, memory_order_acquire) != n)
+        if (atomic_load_explicit (&e->failed, memory_order_relaxed))
+            return false;
+    return true;
+}
 
-    if (sched_getaffinity (0, sizeof set, &set) != 0)
-        return 1;
-    for (size_t cpu = 0; cpu < CPU_SETSIZE && count < 2; cpu++)
-        if (CPU_ISSET (cpu, &set))
-            cpus[count++] = cpu;
-    if (count < 2)
-        return 1;
-    run_on (cpus[0]);
-    if (pthread_create (&thread, NULL, answer, &cpus[1]) != 0)
-        return 1;
-    for (uint32_t round = 0; round < ROUNDS; round++) {
-        int64_t start = now_ns ();
+static void *
+answer (void *argument)
+{
+    struct exchange *e = argument;
 
-        for (uint32_t n = 1; n <= TIMES; n++) {
-            atomic_store_explicit (&there, round * TIMES + n, memory_order_release);
-            while (atomic_load_explicit (&back, memory_order_acquire) != round * TIMES + n)
-                continue;
-        }
-        if (now_ns () - start < best)
-            best = now_ns () - start;
+    for (uint32_t n = 1; n <= e->times && seen (e, &e->there, n); n++)
+        atomic_store_explicit (&e->back, n, memory_order_release);
+    return NULL;
+}
+
+static void *
+ask (void *argument)
+{
+    struct exchange *e = argument;
+    double start = 0;
+
+    for (uint32_t n = 1; n <= e->times; n++) {
+        atomic_store_explicit (&e->there, n, memory_order_release);
+        if (!seen (e, &e->back, n))
+            return NULL;
+        if (n == 1) /* from now on both are there */
+            start = now_ns ();
     }
-    (void)pthread_join (thread, NULL);
-    (void)printf ("%lld\n", (long long)(best / TIMES));
-    return 0;
+    e->ns = (now_ns () - start) / (e->times - 1);
+    return NULL;
+}
+
+static bool
+begin (pthread_t *thread, int cpu, void *(*function) (void *), struct exchange *e)
+{
+    pthread_attr_t attributes;
+    cpu_set_t set;
+    bool begun;
+
+    CPU_ZERO (&set);
+    CPU_SET ((size_t)cpu, &set);
+    if (pthread_attr_init (&attributes) != 0)
+        return false;
+    begun = pthread_attr_setaffinity_np (&attributes, sizeof set, &set) == 0
+            && pthread_create (thread, &attributes, function, e) == 0;
+    (void)pthread_attr_destroy (&attributes);
+    return begun;
+}
+
+double
+exchange_ns (int first, int second, uint32_t times);
+
+/* Nanoseconds of one exchange between these two CPUs, on average of so many; negative if there is no telling. */
+double
+exchange_ns (int first, int second, uint32_t times)
+{
+    struct exchange e = { .times = times, .ns = -1 };
+    pthread_t asking;
+    pthread_t answering;
+
+    if (times < 2 || !begin (&answering, second, answer, &e))
+        return -1;
+    if (begin (&asking, first, ask, &e))
+        (void)pthread_join (asking, NULL);
+    else
+        atomic_store (&e.failed, true);
+    (void)pthread_join (answering, NULL);
+    return e.ns;
 }

@@ -18,6 +18,7 @@ Entry = dict[str, Any]
 _TITLES = {
     **TITLES,
     "true": "/bin/true, for comparison",
+    "exchange": "a cache line from CPU to CPU and back",
     "library": "the library itself",
     "untimed": "the same, no call timed",
     "difference": "difference, round by round",
@@ -66,8 +67,7 @@ def _measured(entry: Entry) -> str:
 def _ratio(entry: Entry) -> str:
     if "ratio" not in entry or entry["way"] == entry.get("base"):
         return ""
-    ratio = entry["ratio"]
-    return f"{_digits(ratio['median'])} ({_digits(ratio['q1'])} to {_digits(ratio['q3'])})"
+    return _figures(entry["ratio"])
 
 
 # ---- targets
@@ -162,9 +162,32 @@ def targets(summary: Summary) -> list[tuple[str, str, str, str]]:
             rows.append((text, bound, "not measured", ""))
             continue
         holds = found["median"] >= limit if more else found["median"] <= limit
-        figures = f"{_digits(found['median'])} ({_digits(found['q1'])} to {_digits(found['q3'])})"
-        rows.append((text, bound, figures, "yes" if holds else "**no**"))
+        rows.append((text, bound, _figures(found), "yes" if holds else "**no**"))
     return rows
+
+
+# ---- the distance of the CPUs
+
+
+def by_distance(summary: Summary) -> list[list[str]]:
+    """Case, rounds, a cache line's way between the CPUs, ratio to a direct call; for near CPUs and for far ones."""
+    rows = []
+    for entry in summary["results"]:
+        if entry["way"] != "shm" or entry["part"] != "calls, null":
+            continue
+        for name, found in entry.get("distance", {}).items():
+            if "ratio" not in found:
+                continue
+            exchange = {key: found["exchange"][key] * 1e9 for key in ("median", "q1", "q3")}
+            rows.append([_case(entry["case"]), name, str(found["n"]), _figures(exchange), _figures(found["ratio"])])
+    return rows
+
+
+def _figures(found: dict[str, float]) -> str:
+    return f"{_digits(found['median'])} ({_digits(found['q1'])} to {_digits(found['q3'])})"
+
+
+DISTANCE_HEAD = ["nvsandbox / direct, NVML doing nothing", "CPUs", "rounds", "cache line over and back, ns", "ratio"]
 
 
 # ---- Markdown
@@ -181,6 +204,13 @@ def _exchange(summary: Summary) -> list[str]:
         return []
     every = ", ".join(f"{part} {before} and {after}" for part, (before, after) in known.items())
     return ["", f"A cache line from one CPU to another and back, ns, before and after each part: {every}."]
+
+
+def _distances(summary: Summary) -> list[str]:
+    rows = by_distance(summary)
+    if not rows:
+        return []
+    return ["By the distance of the two CPUs in each round, in the same run:", "", *_table(DISTANCE_HEAD, rows)]
 
 
 def markdown(summary: Summary) -> str:
@@ -200,6 +230,7 @@ def markdown(summary: Summary) -> str:
         "## Targets",
         "",
         *_table(["what", "target", "measured", "holds"], [list(row) for row in targets(summary)]),
+        *_distances(summary),
     ]
     parts: dict[str, None] = dict.fromkeys(entry["part"] for entry in summary["results"])
     for part in parts:
@@ -270,6 +301,7 @@ def filled(page: str, summary: Summary) -> str:
         *_exchange(summary),
         "",
         *_table(["what", "target", "measured (quartiles)", "holds"], rows),
+        *_distances(summary),
     ]
     return before + _MARKS[0] + "\n".join(lines) + _MARKS[1] + after
 
@@ -280,9 +312,14 @@ _COLOURS = {"direct": "#8c8c8c", "shm": "#2a7f3f", "routed": "#5fb37a", "pipe": 
             "rpyc": "#8a63b8", "manager": "#d69e2e"}  # fmt: skip
 
 
+def _one_call(summary: Summary) -> list[Entry]:
+    """One temperature by each way."""
+    return [e for e in entries(summary, "calls, null", "temperature") if e["way"] not in ("routed", "exchange")]
+
+
 def charts(summary: Summary, folder: Path) -> str:
     """Draws what was measured; returns why not, if so."""
-    found = [e for e in entries(summary, "calls, null", "temperature") if e["way"] != "routed"]
+    found = _one_call(summary)
     if found:
         (folder / "headline.svg").write_text(headline(found, _TITLES, lambda seconds: _quantity(seconds, "s")))
     try:
@@ -336,7 +373,7 @@ def _bars(figure: Any, found: list[Entry], title: str) -> bool:
 
 
 def _chart_calls(figure: Any, summary: Summary) -> bool:
-    found = [e for e in entries(summary, "calls, null", "temperature") if e["way"] != "routed"]
+    found = _one_call(summary)
     return _bars(figure, found, "One nvmlDeviceGetTemperature, NVML doing nothing")
 
 

@@ -91,6 +91,15 @@ def test_a_run_becomes_a_table(built: Path, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) > 1:
         assert summary["exchange_ns"].keys() == set(parts)
         assert all(0 < times[0] < 1e6 and 0 < times[1] < 1e6 for times in summary["exchange_ns"].values())
+        # Each round belongs to one distance of the CPUs, which the table tells apart.
+        calls = [entry for entry in summary["results"] if entry["part"] == "calls, null"]
+        assert [entry["n"] for entry in calls if entry["way"] == "exchange"] == [5] * 5
+        for entry in calls:
+            if entry["way"] == "shm":
+                assert sum(found["n"] for found in entry["distance"].values()) == entry["n"]
+                for name, found in entry["distance"].items():
+                    assert (found["exchange"]["median"] <= 250e-9) == (name == "near")
+        assert "| temperature | near |" in text or "| temperature | far |" in text
     assert {(entry["part"], entry["way"]) for entry in summary["results"]} >= {
         ("calls, null", "direct"),
         ("calls, null", "shm"),
