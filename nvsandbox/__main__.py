@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m nvsandbox`` is the command ``nvsandbox``."""
 
-from nvsandbox.cli import main
+from nvsandbox_command import main
 
 if __name__ == "__main__":
-    main(prog_name="nvsandbox")
+    main()

@@ -14,7 +14,7 @@ import click
 
 import nvsandbox
 from nvsandbox import packets
-from nvsandbox.cli import completing, streams
+from nvsandbox.cli import completing, interrupts, streams
 
 
 class _Commands(MutableMapping[str, click.Command]):
@@ -47,8 +47,14 @@ class _Commands(MutableMapping[str, click.Command]):
 class _Program(click.Group):
     def main(self, *arguments: Any, **extra: Any) -> Any:
         completing.register()
-        with streams.guarded():
+        self._interrupts = interrupts.Interrupts()
+        with self._interrupts.silent(), streams.guarded():
             return super().main(*arguments, **extra)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        resolved = super().resolve_command(ctx, args)
+        self._interrupts.catch()  # now that the command's module has been imported
+        return resolved
 
     def invoke(self, ctx: click.Context) -> Any:
         # Otherwise the package's log stays unread, for it repeats what the commands report.
@@ -58,7 +64,7 @@ class _Program(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            sys.exit(128 + signal.SIGINT)  # click would say 1, which is an answer
+            raise interrupts.BySignal(signal.SIGINT) from None  # click would say 1, which is an answer
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:

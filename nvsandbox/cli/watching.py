@@ -19,26 +19,18 @@ from typing import Any
 
 import click
 
-from nvsandbox.cli import failure, streams
+from nvsandbox.cli import failure, interrupts, streams
 from nvsandbox.cli.view import View
 
-# What writing fails with where nobody reads any more, and the exit status then: a pipe's other end, and a terminal that
-# has gone, of which SIGHUP may come too late.
-_GONE = {errno.EPIPE: 0, errno.EIO: 128 + signal.SIGHUP}
+# What writing fails with where nobody reads any more, and how the command ends then: a pipe's other end, and a terminal
+# that has gone, of which SIGHUP may come too late.
+_GONE = {errno.EPIPE: SystemExit(0), errno.EIO: interrupts.BySignal(signal.SIGHUP)}
 _LONGEST_WAIT = 3600.0  # seconds; it then goes on waiting
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Ended(Exception):
-    """A signal ended the watch."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.exit_code = 128 + number
-
-
 class _Signals:
-    """Raises Ended on the signals that end a program, and notes a terminal's new size. In the main thread.
+    """Raises BySignal on the signals that end a program, and notes a terminal's new size. In the main thread.
 
     A signal that comes just before a wait begins would not end it: Python runs handlers between its own instructions
     only. So each signal also writes to a pipe (signal.set_wakeup_fd), and waiting is for that.
@@ -66,7 +58,7 @@ class _Signals:
     def _end(self, number: int, frame: FrameType | None) -> None:
         for each in _ENDS:
             signal.signal(each, signal.SIG_IGN)  # what is left to do is short and has to be done
-        raise Ended(number)
+        raise interrupts.BySignal(number)
 
     def _resize(self, number: int, frame: FrameType | None) -> None:
         self._resized = True
@@ -81,8 +73,8 @@ class _Signals:
 
 
 def watch(view: View, nvml: Any, seconds: float, count: int | None, as_json: bool) -> None:
-    """Shows `view` every `seconds` seconds, `count` times or until Ctrl-C (exit status 130), SIGTERM (143) or SIGHUP
-    (129), or until nobody reads any more (0).
+    """Shows `view` every `seconds` seconds, `count` times or until Ctrl-C, SIGTERM or SIGHUP, or until nobody reads
+    any more.
 
     What fails is shown and does not end it, nor does the death of the worker: the session starts another one.
     """
@@ -92,12 +84,10 @@ def watch(view: View, nvml: Any, seconds: float, count: int | None, as_json: boo
         with _Signals() as signals, screen as output:
             for _ in _times(seconds, count, signals, output.redraw):
                 output.show(view, *_read(view, nvml))
-    except Ended as ended:
-        sys.exit(ended.exit_code)
     except streams.Unwritable as error:
         if error.errno not in _GONE:
             raise
-        sys.exit(_GONE[error.errno])
+        raise _GONE[error.errno] from None
 
 
 def _read(view: View, nvml: Any) -> tuple[Any, BaseException | None]:

@@ -101,7 +101,7 @@ CASES: dict[tuple[str, str], Callable[[Place], int | list[int]]] = {
         "query", "--simulate", "h100", "--isolation", "user", "--json", preexec_fn=no_user_namespaces
     ),
     ("query", "128+N"): lambda place: [
-        watched(place, number) - 128 - number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        watched(place, number) + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ],
     ("doctor", "0"): lambda place: place.status("doctor", "--simulate", "h100", "--json"),
     ("doctor", "1"): lambda place: place.status("doctor", "--json"),

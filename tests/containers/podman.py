@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PODMAN = "podman --storage-driver vfs --cgroup-manager cgroupfs --log-level error"
 SOURCES = (
     *("csrc", "nvsandbox", "man", "containers"),
-    *("meson.build", "meson.options", "pyproject.toml", "README.md", "LICENSE"),
+    *("meson.build", "meson.options", "nvsandbox_command.py", "pyproject.toml", "README.md", "LICENSE"),
 )
 
 # What containerd's default profile refuses, from its documentation: these without CAP_SYS_ADMIN, …

@@ -165,7 +165,10 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     assert files - built == expected
     others = {name for name in modes if not name.startswith("nvsandbox/") and ".dist-info/" not in name}
     pages = {name for name in source_files() if name.startswith("man/")}
-    assert {re.sub(r"^nvsandbox-[^/]*\.data/data/share/man/man1/", "man/", name) for name in others} == pages
+    assert {re.sub(r"^nvsandbox-[^/]*\.data/data/share/man/man1/", "man/", name) for name in others} == {
+        *pages,
+        "nvsandbox_command.py",
+    }
     for program in PROGRAMS:
         mode = modes[f"nvsandbox/{program}"]
         assert mode & 0o111 == 0o111, oct(mode)
