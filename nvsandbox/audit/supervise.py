@@ -125,7 +125,8 @@ def _start(command: Sequence[str], stdout_to_stderr: bool) -> tuple[int, int, so
 
 
 def _become(command: Sequence[str], theirs: socket.socket, stdout_to_stderr: bool) -> None:
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+    # Those that Python ignores, and those that are handled here; what the caller ignored, as nohup does, stays so.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, *_not_ignored()):
         signal.signal(number, signal.SIG_DFL)
     if stdout_to_stderr:
         os.dup2(2, 1)
@@ -161,7 +162,7 @@ class _Supervisor:
         end = None if limit is None else start + limit
         timed_out = False
         kill_at: float | None = None
-        old = {number: signal.signal(number, self._signalled) for number in _FORWARDED}
+        old = {number: signal.signal(number, self._signalled) for number in _not_ignored()}
         try:
             poller = select.poll()
             poller.register(self._listener, select.POLLIN)
@@ -312,6 +313,10 @@ class _Supervisor:
 
 
 _FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _not_ignored() -> list[signal.Signals]:
+    return [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _say(text: str) -> None:

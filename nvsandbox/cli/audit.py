@@ -267,7 +267,8 @@ def _watch(dev: str, limit: float | None, as_json: bool, file: IO[str]) -> int:
             click.echo(f"nvsandbox: {shown(note)}", err=True)
         click.echo(f"nvsandbox: watching {dev}{'' if limit is None else f' for {limit:g} s'}; Ctrl-C ends it", err=True)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: seen.stop())
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: seen.stop())
         for event in seen.events(limit):
             count += _tell(event, dev, as_json, file)
         for event in seen.rest():

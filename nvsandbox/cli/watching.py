@@ -44,7 +44,8 @@ class _Signals:
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in _ENDS:
-            self._before[number] = signal.signal(number, self._end)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
+                self._before[number] = signal.signal(number, self._end)
         self._before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._resize)
         return self
 

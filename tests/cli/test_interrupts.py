@@ -107,17 +107,37 @@ def test_where_python_forgets_it(tmp_path: Path) -> None:
     assert (*process.communicate(timeout=30), process.returncode) == ("", "", -signal.SIGINT)
 
 
-def test_where_it_is_ignored_that_stays_so() -> None:
-    """As in the background of a script."""
-    process = start(
-        "query", "--simulate", "h100", "--json", "--watch", "0.05", "--count", "8",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )  # fmt: skip
-    for _ in range(4):
-        time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def ignoring() -> None:
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def test_what_is_ignored_stays_so() -> None:
+    """As in the background of a script, and by nohup."""
+    options = ("--json", "--watch", "0.05", "--count", "8")
+    process = start("query", "--simulate", "h100", *options, preexec_fn=ignoring)
+    for number in ENDS:
+        time.sleep(0.1)
+        process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (out.count("\n"), err, process.returncode) == (8, "", 0)
+
+
+def test_what_is_ignored_stays_so_for_an_audit_and_its_command() -> None:
+    require(stand_in.can_play_host(), "needs CAP_SYS_ADMIN")
+    show = "trap; grep SigIgn /proc/self/status; sleep 1"
+    process = start("audit", "--", "sh", "-c", show, preexec_fn=ignoring)
+    assert process.stdout is not None
+    ignored = int(process.stdout.readline().split()[1], 16)
+    assert {number for number in ENDS if ignored & 1 << number - 1} == set(ENDS)
+    for number in ENDS:
+        os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=30)
+    assert (err, process.returncode) == ("", 0)
+    assert "sh ended with status 0" in out
 
 
 def test_as_the_first_process_of_a_pid_namespace() -> None:
