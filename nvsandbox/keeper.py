@@ -129,7 +129,7 @@ class Keeper:
     def _connect(self, worker: Worker) -> None:
         """From here on calls may go the short way to it."""
         if self.link is not None:
-            self.link.serial = worker.serial
+            self.link.connect(worker.serial, worker.tokens)
 
     def _go_on(self) -> None:
         """Ends a start that nobody waits for any more; and does what is to be done meanwhile."""

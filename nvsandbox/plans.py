@@ -91,6 +91,11 @@ def _plain(ctype: Any) -> bool:
     return not layout.pointers and not layout.strings
 
 
+def _enlarged(thing: Any) -> bool:
+    """Whether it has more memory than its type says, by ctypes.resize(): others of its type have not."""
+    return ctypes.sizeof(thing) != ctypes.sizeof(type(thing))
+
+
 def _describe(argument: Any) -> tuple[int, type, type | None, int, bool] | None:
     """Kind, type, type of what it refers to, size, whether it is signed; None if it has to go by the marshaller."""
     kind = type(argument)
@@ -100,9 +105,13 @@ def _describe(argument: Any) -> tuple[int, type, type | None, int, bool] | None:
         return _INT, kind, None, 0, False
     if kind is marshal.ByrefType:
         target = argument._obj
-        if not _plain(type(target)) or ctypes.cast(argument, ctypes.c_void_p).value != ctypes.addressof(target):
-            return None  # the latter: byref(target, offset)
+        if ctypes.cast(argument, ctypes.c_void_p).value != ctypes.addressof(target):  # byref(target, offset)
+            return None
+        if not _plain(type(target)) or _enlarged(target):
+            return None
         return _BYREF, kind, type(target), ctypes.sizeof(target), False
+    if isinstance(argument, marshal.SimpleType | ctypes.Array) and _enlarged(argument):
+        return None
     if isinstance(argument, ctypes.Array):
         return (_MEMORY, kind, None, ctypes.sizeof(argument), False) if _plain(kind) else None
     if isinstance(argument, marshal.PointerType) and marshal.is_opaque(kind):

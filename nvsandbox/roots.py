@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import platform
 import stat
-from pathlib import PurePosixPath
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -52,7 +51,7 @@ def resolve_in_root(root: str, path: str) -> str | None:
     if os.path.realpath(root) == "/":
         real = os.path.join("/", path)
         return os.path.realpath(real) if os.path.exists(real) else None
-    waiting = [part for part in PurePosixPath(path).parts if part != "/"]
+    waiting = _parts(path)
     done: list[str] = []
     links = 0
     while waiting:
@@ -71,11 +70,15 @@ def resolve_in_root(root: str, path: str) -> str | None:
         links += 1
         if links > _LINKS_MAX:
             return None
-        target = PurePosixPath(os.readlink(here))
-        if target.is_absolute():
+        target = os.readlink(here)
+        if target.startswith("/"):
             done = []
-        waiting[:0] = [piece for piece in target.parts if piece != "/"]
+        waiting[:0] = _parts(target)
     return os.path.join(root, *done)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def has_another_libc(folder: str) -> bool:

@@ -7,6 +7,7 @@ carries; see docs/simulator.md for each key.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,11 +148,10 @@ class Simulation:
         keys["visible"] = "+".join(kept)
         return ",".join([self.text.split(",")[0], *(f"{key}={value}" for key, value in keys.items())])
 
-    @property
+    @functools.cached_property
     def library(self) -> Path:
         """The simulator's ``libnvidia-ml.so.1``, inside this package."""
-        folder = Path(lib_folder())
-        return folder / ("" if self.symbols == "all" else self.symbols) / "libnvidia-ml.so.1"
+        return lib_folder() / ("" if self.symbols == "all" else self.symbols) / "libnvidia-ml.so.1"
 
 
 def lib_folder() -> Path:
@@ -159,6 +159,7 @@ def lib_folder() -> Path:
     return Path(__file__).parent / "sim"
 
 
+@functools.lru_cache(maxsize=32)  # each restart of a worker asks for it
 def parse(description: str) -> Simulation:
     """Checks a description of simulated GPUs.
 

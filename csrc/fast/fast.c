@@ -37,7 +37,7 @@
 #include "../core/reply.h"
 
 #define PLANS_MAX      4    /* for each function: pynvml passes one or two sets of types */
-#define LEARN_MAX      64   /* after so many, a function whose types keep changing is left to the marshaller */
+#define LEARN_MAX      64   /* in one worker; after so many, a function whose types keep changing goes the slow way */
 #define HERE_MAX       4    /* sessions whose lanes a thread remembers */
 #define SPIN_LOCKED_NS 4000 /* with the interpreter's lock; others get it at least every 5 ms anyway */
 #define SLICE_NS       20000000
@@ -185,6 +185,7 @@ typedef struct {
     unsigned long long since_look;
     struct nvs_crowd crowd;
     int suspended;     /* deadlines are open in some threads, whose calls have other limits than the session's */
+    PyObject *tokens;  /* what stands in this worker for handles of earlier ones; None if there is no worker */
     PyObject *limits;  /* the context variable with a tuple of those that are open where it is asked for */
     PyObject *waiting; /* waiting (owner, name, seconds): raises if waiting is of no more use */
     PyObject *abandon; /* abandon (owner[, name]): this lane is in the middle of something and never used again;
@@ -228,6 +229,25 @@ link_attach (link_t *self, PyObject *args)
     here[slot].epoch = self->epoch;
     here[slot].lane = (struct nvs_caller_lane *)(uintptr_t)address;
     here[slot].owner = owner;
+    Py_RETURN_NONE;
+}
+
+/* connect (serial, tokens): calls go to this worker from now on. In one step: another thread's call would else have the
+ * tokens of one worker and go to another. */
+static PyObject *
+link_connect (link_t *self, PyObject *args)
+{
+    unsigned long long serial;
+    PyObject *tokens;
+    PyObject *before;
+
+    if (!PyArg_ParseTuple (args, "KO!", &serial, &PyDict_Type, &tokens))
+        return NULL;
+    before = self->tokens;
+    Py_INCREF (tokens);
+    self->tokens = tokens;
+    self->serial = serial;
+    Py_XDECREF (before);
     Py_RETURN_NONE;
 }
 
@@ -311,6 +331,8 @@ link_new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->unknown = unknown;
     Py_INCREF (limits);
     self->limits = limits;
+    Py_INCREF (Py_None);
+    self->tokens = Py_None;
     return (PyObject *)self;
 }
 
@@ -323,6 +345,7 @@ link_traverse (link_t *self, visitproc visit, void *arg)
     Py_VISIT (self->learn);
     Py_VISIT (self->unknown);
     Py_VISIT (self->limits);
+    Py_VISIT (self->tokens);
     return 0;
 }
 
@@ -334,6 +357,7 @@ link_clear (link_t *self)
     Py_CLEAR (self->learn);
     Py_CLEAR (self->unknown);
     Py_CLEAR (self->limits);
+    Py_CLEAR (self->tokens);
     return 0;
 }
 
@@ -395,6 +419,8 @@ static PyMethodDef link_methods[] = {
       "suspend (change): so many deadlines more, or fewer, are open; their threads' calls go the slow way" },
     { "attach", (PyCFunction)(void (*) (void))link_attach, METH_VARARGS,
       "attach (address, owner): this thread's lane, and the object that it lives as long as" },
+    { "connect", (PyCFunction)(void (*) (void))link_connect, METH_VARARGS,
+      "connect (serial, tokens): the worker that calls go to, and what stands in it for handles of earlier ones" },
     { "invalidate", (PyCFunction)(void (*) (void))link_invalidate, METH_NOARGS,
       "invalidate (): no thread uses the lane that it has attached any more" },
     { "latency", (PyCFunction)(void (*) (void))link_latency, METH_NOARGS,
@@ -473,14 +499,32 @@ typedef struct {
     link_t *link;
     unsigned long long serial; /* of the worker whose function number is in the plans */
     int plain; /* 0: an attribute was set, such as restype, or the block has ended: the slow way for good */
+    unsigned long long learned_for; /* the worker that `learned` is about: with each one all starts anew */
     int learned;
     struct nvs_pace pace;
     int plans_count;
     struct plan *plans[PLANS_MAX]; /* the last that fitted is the first */
 } function_t;
 
+/* Whether a call that went the slow way may have something to teach. */
+static bool
+learns (function_t *self)
+{
+    if (!calibrated || !self->plain)
+        return false;
+    if (self->learned_for != self->link->serial) {
+        self->learned_for = self->link->serial;
+        self->learned = 0;
+    }
+    if (self->learned >= LEARN_MAX)
+        return false;
+    self->learned++;
+    return true;
+}
+
+/* `is_new`: no plan was there for it. What goes this way for another reason has nothing to teach. */
 static PyObject *
-call_slow (function_t *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+call_slow (function_t *self, PyObject *const *args, Py_ssize_t count, PyObject *names, bool is_new)
 {
     PyObject *tuple = PyTuple_New (count);
     PyObject *keywords = NULL;
@@ -507,11 +551,9 @@ call_slow (function_t *self, PyObject *const *args, Py_ssize_t count, PyObject *
         }
     }
     result = PyObject_Call (self->slow, tuple, keywords);
-    if (result != NULL && keywords == NULL && calibrated && self->plain && self->learned < LEARN_MAX) {
-        PyObject *learned;
+    if (result != NULL && keywords == NULL && is_new && learns (self)) {
+        PyObject *learned = PyObject_CallFunctionObjArgs (self->link->learn, self, tuple, NULL);
 
-        self->learned++;
-        learned = PyObject_CallFunctionObjArgs (self->link->learn, self, tuple, NULL);
         Py_XDECREF (learned);
         if (learned == NULL)
             Py_CLEAR (result);
@@ -602,6 +644,44 @@ fits (const struct plan *plan, PyObject *const *args, Py_ssize_t count, struct g
         for (int j = 0; given->memory[i] != NULL && j < i; j++)
             if (given->memory[j] == given->memory[i])
                 return false;
+    }
+    return true;
+}
+
+static bool
+same_types (const struct plan *one, const struct plan *other)
+{
+    if (one->count != other->count)
+        return false;
+    for (int i = 0; i < one->count; i++)
+        if (one->args[i].type != other->args[i].type || one->args[i].target != other->args[i].target)
+            return false;
+    return true;
+}
+
+/* Callers keep their handles for longer than a worker lives. False, without an exception: that is for the slow way. */
+static bool
+replace_handles (PyObject *tokens, const struct plan *plan, struct given *given)
+{
+    for (int i = 0; i < plan->count; i++) {
+        PyObject *old;
+        PyObject *present;
+
+        if (plan->args[i].kind != ARG_HANDLE)
+            continue;
+        old = PyLong_FromUnsignedLongLong (given->registers[i]);
+        if (old == NULL) {
+            PyErr_Clear ();
+            return false;
+        }
+        present = PyDict_GetItemWithError (tokens, old);
+        Py_DECREF (old);
+        if (present != NULL)
+            given->registers[i] = PyLong_AsUnsignedLongLong (present);
+        if (PyErr_Occurred () != NULL) {
+            PyErr_Clear ();
+            return false;
+        }
     }
     return true;
 }
@@ -820,26 +900,28 @@ function_call (PyObject *object, PyObject *const *args, size_t nargsf, PyObject 
     int32_t result = 0;
 
     if (names != NULL || !self->plain || link->serial == 0 || self->serial != link->serial)
-        return call_slow (self, args, count, names);
+        return call_slow (self, args, count, names, true);
     if (link->suspended != 0) {
         int limited = limited_here (link);
 
         if (limited < 0)
             return NULL;
         if (limited)
-            return call_slow (self, args, count, names);
+            return call_slow (self, args, count, names, false);
     }
     if (link->look_every != 0 && ++link->since_look >= link->look_every) {
         link->since_look = 0;
-        return call_slow (self, args, count, names);
+        return call_slow (self, args, count, names, false);
     }
     plan = find_plan (self, args, count, &given);
     if (plan == NULL)
-        return call_slow (self, args, count, names);
+        return call_slow (self, args, count, names, true);
+    if (PyDict_Check (link->tokens) && PyDict_Size (link->tokens) > 0 && !replace_handles (link->tokens, plan, &given))
+        return call_slow (self, args, count, names, false);
     place = find_lane (link);
     /* Busy: a signal handler or a finalizer, in the middle of this thread's other call. */
     if (place == NULL || !nvs_lane_enter (place->lane))
-        return call_slow (self, args, count, names);
+        return call_slow (self, args, count, names, false);
 
     /* A wait lets others run, who may end the session and all that belongs to it. */
     owner = place->owner;
@@ -849,7 +931,7 @@ function_call (PyObject *object, PyObject *const *args, size_t nargsf, PyObject 
     plan_release (plan);
     Py_DECREF (owner);
     switch (outcome) {
-    case NOT_CARRIED_OUT: return call_slow (self, args, count, names);
+    case NOT_CARRIED_OUT: return call_slow (self, args, count, names, false);
     case FAILED: return NULL;
     case ANSWERED: break;
     }
@@ -940,6 +1022,14 @@ function_learn (function_t *self, PyObject *args)
         while (self->plans_count > 0)
             plan_release (self->plans[--self->plans_count]);
         self->serial = serial;
+    }
+    /* Two threads may have met the same types at the same time. */
+    for (int i = 0; i < self->plans_count; i++) {
+        if (same_types (self->plans[i], plan)) {
+            plan_release (self->plans[i]);
+            self->plans[i] = plan;
+            Py_RETURN_NONE;
+        }
     }
     if (self->plans_count == PLANS_MAX)
         plan_release (self->plans[--self->plans_count]);

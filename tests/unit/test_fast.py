@@ -435,3 +435,104 @@ def test_a_reply_that_no_worker_gives_is_a_death(nvml, device):
     assert nvml.nvmlDeviceGetTemperature(device, 0) > 0
     assert nvml.session.pid != first
     assert nvml.session.stats()["deaths"] == 1
+
+
+def test_a_handle_of_an_earlier_worker_goes_the_short_way_too():
+    """Callers keep handles for longer than a worker lives."""
+    with nvsandbox.nvml_isolated(simulate="h100x2", restart=1000) as nvml:
+        devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+        uuids = [nvml.nvmlDeviceGetUUID(device) for device in devices]
+        for _ in range(3):
+            end_worker(nvml)
+            fresh = nvml.nvmlDeviceGetHandleByIndex(1)
+            for device, uuid in zip((*devices, fresh), (*uuids, uuids[1]), strict=True):
+                assert nvml.nvmlDeviceGetUUID(device) == uuid
+                before = short(nvml)
+                assert [nvml.nvmlDeviceGetUUID(device) for _ in range(5)] == [uuid] * 5
+                assert short(nvml) == before + 5
+
+
+def end_worker(nvml) -> None:
+    os.kill(nvml.session.pid, signal.SIGKILL)
+    with contextlib.suppress(nvsandbox.WorkerDied):
+        nvml.nvmlDeviceGetCount()
+
+
+def assert_second_call_is_short(nvml, device) -> None:
+    nvml.nvmlDeviceGetTemperature(device, 0)
+    before = short(nvml)
+    nvml.nvmlDeviceGetTemperature(device, 0)
+    assert short(nvml) == before + 1
+
+
+def test_the_short_way_is_there_however_many_workers_there_were():
+    with nvsandbox.nvml_isolated(simulate="h100", restart=1000) as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        for _ in range(70):
+            assert_second_call_is_short(nvml, device)
+            end_worker(nvml)
+        assert_second_call_is_short(nvml, device)
+
+
+def test_calls_that_go_the_slow_way_for_another_reason_teach_nothing(nvml, device):
+    """A deadline, a thread's first call, and one in so many with recycle_after=: none of them is of new types."""
+    get = function(nvml, "nvmlDeviceGetTemperature")
+    assert_second_call_is_short(nvml, device)
+    with nvml.session.deadline(60):
+        for _ in range(70):
+            nvml.nvmlDeviceGetTemperature(device, 0)
+    nvml.session.link.look_every = 2
+    for _ in range(10):
+        nvml.nvmlDeviceGetTemperature(device, 0)
+    nvml.session.link.look_every = 0
+    thread = threading.Thread(target=nvml.nvmlDeviceGetTemperature, args=(device, 0))
+    thread.start()
+    thread.join()
+    assert get.plans == 1
+
+
+def test_threads_that_learn_the_same_at_once_learn_it_once(device, nvml):
+    get = function(nvml, "nvmlDeviceGetTemperature")
+    barrier = threading.Barrier(4)
+
+    def call() -> None:
+        nvml.nvmlDeviceGetCount()  # so that the lane is there
+        barrier.wait()
+        nvml.nvmlDeviceGetTemperature(device, 0)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert get.plans == 1
+
+
+def test_types_that_never_repeat_are_given_up_until_the_next_worker():
+    """Learning takes longer than the call that it is to shorten."""
+    with nvsandbox.nvml_isolated(simulate="h100", restart=1000) as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        get = function(nvml, "nvmlDeviceGetName")
+        for size in range(32, 132):
+            assert get(device, ctypes.create_string_buffer(size), ctypes.c_uint(size)) == 0
+        name = ctypes.create_string_buffer(32)
+        before = short(nvml)
+        for _ in range(3):
+            assert get(device, name, ctypes.c_uint(32)) == 0
+        assert short(nvml) == before
+        end_worker(nvml)
+        for _ in range(3):
+            assert get(device, name, ctypes.c_uint(32)) == 0
+        assert short(nvml) == before + 2
+
+
+def test_an_object_that_was_made_larger_teaches_nothing_about_its_type(nvml, device):
+    """ctypes.resize() gives one object more memory than its type has."""
+    get = function(nvml, "nvmlDeviceGetTemperature")
+    large = ctypes.c_uint()
+    ctypes.resize(large, 4096)
+    assert get(device, 0, ctypes.byref(large)) == 0
+    assert get.plans == 0
+    value = ctypes.c_uint()
+    assert get(device, 0, ctypes.byref(value)) == 0
+    assert value.value == large.value
