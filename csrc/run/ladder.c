@@ -24,8 +24,8 @@
 
 #include "check.h"
 #include "devtree.h"
-#include "domain.h"
 #include "error.h"
+#include "landlock.h"
 #include "lockdown.h"
 #include "namespace.h"
 #include "say.h"
@@ -40,7 +40,6 @@ struct climb {
     uint64_t mount_ns_before;
     uid_t uid;
     gid_t gid;
-    bool domain;
     int *folder;
     char cwd[PATH_MAX]; /* "" where it is not in /dev */
 };
@@ -150,7 +149,7 @@ no_new_privs (struct climb *climb, struct nvs_error *error)
 static int
 domain (struct climb *climb, struct nvs_error *error)
 {
-    return nvs_domain (climb->options.isolation, &climb->domain, error);
+    return nvs_landlock_program (climb->options.isolation, error);
 }
 
 /* Without no_new_privs this takes CAP_SYS_ADMIN, which MOUNT has. With a choice of devices it is needed there too: a

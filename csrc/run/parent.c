@@ -7,20 +7,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "error.h"
-
-static void
-close_fd (int *fd)
-{
-    if (*fd >= 0)
-        (void)close (*fd);
-}
 
 int
 nvs_parent_tell (int parent, enum nvs_isolation isolation, int folder, struct nvs_error *error)
 {
     static const char path[] = "/proc/self/ns/mnt";
-    __attribute__ ((cleanup (close_fd))) int namespace = -1;
+    __attribute__ ((cleanup (nvs_close_fd))) int namespace = -1;
     struct nvs_run_ready ready = { .magic = NVS_RUN_MAGIC, .isolation = (uint32_t)isolation };
     _Alignas (struct cmsghdr) char ancillary[CMSG_SPACE (2 * sizeof (int))] = { 0 };
     struct iovec data = { .iov_base = &ready, .iov_len = sizeof ready };

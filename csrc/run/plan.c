@@ -14,19 +14,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "error.h"
 
 #define PLAN_MAX (16u << 20) /* above what execve takes */
 
 static const uint32_t known_flags = NVS_RUN_LOCKDOWN | NVS_RUN_JSON | NVS_RUN_DEBUG;
 static const uint32_t known_steps = 1u << NVS_ISOLATION_MOUNT | 1u << NVS_ISOLATION_USER | 1u << NVS_ISOLATION_GUARD;
-
-static void
-close_fd (int *fd)
-{
-    if (*fd >= 0)
-        (void)close (*fd);
-}
 
 static int
 bad (struct nvs_error *error, const char *what)
@@ -80,7 +74,7 @@ take (struct nvs_plan *plan, const char *bytes, size_t size, struct nvs_error *e
 int
 nvs_plan_read (struct nvs_plan *plan, int fd_, struct nvs_error *error)
 {
-    __attribute__ ((cleanup (close_fd))) int fd = fd_;
+    __attribute__ ((cleanup (nvs_close_fd))) int fd = fd_;
     const int seals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
     struct stat st;
     char *bytes;

@@ -16,24 +16,11 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "error.h"
 
 #define PARAMS_PATH "/proc/driver/nvidia/params"
 #define PARAMS_MAX  65536
-
-static void
-close_fd (int *fd)
-{
-    if (*fd >= 0)
-        (void)close (*fd);
-}
-
-static void
-close_folder (DIR **folder)
-{
-    if (*folder != NULL)
-        (void)closedir (*folder);
-}
 
 /* ---- survey ------------------------------------------------------------------------------------------- */
 
@@ -157,7 +144,7 @@ survey_link (struct nvs_devtree *tree, const char *name)
 static int
 survey_folder (struct nvs_devtree *tree, const char *folder)
 {
-    __attribute__ ((cleanup (close_folder))) DIR *entries = NULL;
+    __attribute__ ((cleanup (nvs_close_folder))) DIR *entries = NULL;
     int fd = openat (tree->root, folder[0] != '\0' ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct dirent *entry;
 
@@ -470,7 +457,7 @@ cover_params (const struct nvs_devtree *tree, int original, struct nvs_error *er
 {
     static char text[PARAMS_MAX];
     static char edited[PARAMS_MAX + 64];
-    __attribute__ ((cleanup (close_fd))) int copy = -1;
+    __attribute__ ((cleanup (nvs_close_fd))) int copy = -1;
     size_t length = 0;
     ssize_t got;
     int err;
@@ -500,7 +487,7 @@ cover_params (const struct nvs_devtree *tree, int original, struct nvs_error *er
 int
 nvs_devtree_no_files (const struct nvs_devtree *tree, struct nvs_error *error)
 {
-    __attribute__ ((cleanup (close_fd))) int original = -1;
+    __attribute__ ((cleanup (nvs_close_fd))) int original = -1;
     int err;
 
     original = open (PARAMS_PATH, O_RDONLY | O_CLOEXEC);
@@ -535,8 +522,8 @@ nvs_devtree_release (struct nvs_devtree *tree)
 {
     free (tree->nodes);
     tree->nodes = NULL;
-    close_fd (&tree->root);
-    close_fd (&tree->old);
-    close_fd (&tree->dev);
+    nvs_close_fd (&tree->root);
+    nvs_close_fd (&tree->old);
+    nvs_close_fd (&tree->dev);
     tree->root = tree->old = tree->dev = -1;
 }

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../cleanup.h"
 #include "../error.h"
 
 #if defined(__x86_64__)
@@ -46,16 +47,6 @@ struct verdict {
     int err;
     char reason[384];
 };
-
-static void
-close_fd (int *fd)
-{
-    int saved = errno;
-
-    if (*fd >= 0)
-        (void)close (*fd);
-    errno = saved;
-}
 
 __attribute__ ((format (printf, 4, 5))) static void
 judge (struct verdict *verdict, enum rank rank, int err, const char *format, ...)
@@ -198,7 +189,7 @@ check_elf (int fd, uint64_t size, struct verdict *verdict)
 static void
 check_file (const char *path, struct verdict *verdict)
 {
-    __attribute__ ((cleanup (close_fd))) int fd = -1;
+    __attribute__ ((cleanup (nvs_close_fd))) int fd = -1;
     struct stat st;
     int err;
 

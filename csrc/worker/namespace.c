@@ -14,6 +14,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "error.h"
 
 static const char *
@@ -148,13 +149,6 @@ is_shared (char *line)
 }
 
 static void
-close_file (FILE **file)
-{
-    if (*file != NULL)
-        (void)fclose (*file);
-}
-
-static void
 free_text (char **text)
 {
     free (*text);
@@ -165,7 +159,7 @@ static int
 prove_nothing_shared (struct nvs_error *error)
 {
     static const char path[] = "/proc/self/mountinfo";
-    __attribute__ ((cleanup (close_file))) FILE *file = fopen (path, "re");
+    __attribute__ ((cleanup (nvs_close_file))) FILE *file = fopen (path, "re");
     __attribute__ ((cleanup (free_text))) char *line = NULL;
     size_t size = 0;
     unsigned int count = 0;
