@@ -205,7 +205,9 @@ class NVMLSession:
         """Closes a lane on which a call has ended in the middle; `broken` names one whose reply was none."""
         worker = lane.worker
         if worker is not None:
-            worker.abandon_lane()
+            worker.abandon_lane(lane)
+        else:
+            lane.close()
         if broken is not None:
             if worker is None:
                 raise WorkerDied(broken, None, None, "it broke the protocol")

@@ -197,11 +197,7 @@ class Worker:
                 channel.leave()
             else:
                 # Ended in the middle: what was asked on it is answered to nobody.
-                self.forget(channel)
-                channel.close()
-                holder: Holder | None = getattr(self._channels, kind)
-                if holder is not None and holder.channel is channel:
-                    setattr(self._channels, kind, None)
+                self._close(kind, channel)
 
     def fast_wait(self, name: str, waited: float, limit: float | None) -> None:
         """As the `wait` of an exchange, for this thread's call that goes the short way."""
@@ -215,12 +211,16 @@ class Worker:
             self.condemn(f"{name} did not return in time")
             raise CallTimeout(name, limit)
 
-    def abandon_lane(self) -> None:
-        """Closes this thread's lane, on which a call has ended in the middle."""
-        holder = self._channels.lane
-        if holder is not None:
-            self._channels.lane = None
-            holder.close()
+    def abandon_lane(self, lane: Lane) -> None:
+        """Closes a lane on which this thread's call has ended in the middle. For whoever has entered it."""
+        self._close("lane", lane)
+
+    def _close(self, kind: str, channel: Lane | Pipe) -> None:
+        self.forget(channel)
+        channel.close()
+        holder: Holder | None = getattr(self._channels, kind)
+        if holder is not None and holder.channel is channel:
+            setattr(self._channels, kind, None)
 
     def exchange(self, name: str, frame: bytearray, limit: float | None) -> marshal.Reply:
         """The reply to one frame.

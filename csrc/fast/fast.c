@@ -188,8 +188,8 @@ typedef struct {
     PyObject *tokens;  /* what stands in this worker for handles of earlier ones; None if there is no worker */
     PyObject *limits;  /* the context variable with a tuple of those that are open where it is asked for */
     PyObject *waiting; /* waiting (owner, name, seconds): raises if waiting is of no more use */
-    PyObject *abandon; /* abandon (owner[, name]): this lane is in the middle of something and never used again;
-                          with a name the reply to that call was none, which it raises */
+    PyObject *abandon; /* abandon (owner[, name]): this lane, which is entered, is in the middle of something and never
+                          used again; with a name the reply to that call was none, which it raises */
     PyObject *learn;   /* learn (function, arguments): after a call that went the slow way */
     PyObject *unknown; /* unknown (): NVML said Unknown Error */
 } link_t;
@@ -807,6 +807,8 @@ was_not_sent (void)
     return true;
 }
 
+/* For whoever has entered it, and nobody leaves it any more: what runs first in any Python function may be a signal handler,
+ * whose own call would write over a request that the worker is about to read, or has yet to answer in that place. */
 static void
 give_up_lane (const link_t *link, PyObject *owner)
 {
@@ -817,8 +819,16 @@ give_up_lane (const link_t *link, PyObject *owner)
 
     PyErr_Fetch (&type, &value, &traceback);
     done = PyObject_CallFunctionObjArgs (link->abandon, owner, NULL);
-    if (done == NULL)
-        PyErr_Clear ();
+    if (done == NULL) {
+        /* Out of a signal handler: that one goes on, as from a finally block, and what it kept from being done is done. */
+        Py_XDECREF (type);
+        Py_XDECREF (value);
+        Py_XDECREF (traceback);
+        PyErr_Fetch (&type, &value, &traceback);
+        done = PyObject_CallFunctionObjArgs (link->abandon, owner, NULL);
+        if (done == NULL)
+            PyErr_Clear ();
+    }
     Py_XDECREF (done);
     PyErr_Restore (type, value, traceback);
 }
@@ -854,7 +864,7 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
     struct latency *latency = &self->link->latency;
     const int64_t begun = latency->untimed + 1 >= latency->due ? now_ns () : 0;
     unsigned char *frame = nvs_lane_frame (lane);
-    enum nvs_answer_kind kind = NVS_NO_ANSWER;
+    enum nvs_answer_kind kind;
     int64_t since = 0;
     PyObject *done;
     int waited;
@@ -862,13 +872,13 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
     write_request (plan, given, frame);
     nvs_lane_send (lane, plan->head_len + plan->data_len);
     waited = await (self, owner, lane, &since);
-    if (waited == 0)
-        kind = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
-    nvs_lane_leave (lane);
     if (waited != 0) {
         give_up_lane (self->link, owner);
         return was_not_sent () ? NOT_CARRIED_OUT : FAILED;
     }
+    kind = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
+    if (kind != NVS_NO_ANSWER)
+        nvs_lane_leave (lane);
     if (kind == NVS_ANSWERED) {
         if (since != 0)
             latency_count (latency, (uint64_t)(now_ns () - (begun != 0 ? begun : since)), 1);

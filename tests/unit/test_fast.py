@@ -17,6 +17,7 @@ import pytest
 
 import nvsandbox
 from nvsandbox import _fast, plans
+from nvsandbox.worker import Worker
 
 pytestmark = pytest.mark.skipif(not plans.available, reason="this Python's ctypes objects are not laid out as expected")
 
@@ -307,6 +308,72 @@ def test_an_exception_out_of_a_signal_handler():
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
+        assert nvml.session.stats()["deaths"] == 0
+
+
+def test_the_next_signals_handler_finds_no_lane_that_was_left_in_the_middle(monkeypatch):
+    """It may run before the lane is closed, and what it wrote there would be overwritten by the late answer."""
+    with nvsandbox.nvml_isolated(simulate="h100x2,latency_us=200000") as nvml:
+        devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+        uuids = [nvml.nvmlDeviceGetUUID(device) for device in devices]
+        inside = []
+        abandon = Worker.abandon_lane
+
+        def with_a_handler_before_it(*arguments):
+            inside.append(nvml.nvmlDeviceGetUUID(devices[1]))
+            abandon(*arguments)
+
+        def handler(number, frame):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Worker, "abandon_lane", with_a_handler_before_it)
+        previous = signal.signal(signal.SIGALRM, handler)
+        try:
+            for _ in range(2):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                with pytest.raises(KeyboardInterrupt):
+                    nvml.nvmlDeviceGetUUID(devices[0])
+                assert nvml.nvmlDeviceGetUUID(devices[0]) == uuids[0]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        assert inside == [uuids[1]] * 2
+        assert nvml.session.stats()["deaths"] == 0
+
+
+def test_a_signal_handlers_exception_while_a_lane_is_given_up(monkeypatch):
+    """It goes on, as out of a finally block, and this thread's calls go the short way again."""
+
+    class Second(Exception):
+        pass
+
+    with nvsandbox.nvml_isolated(simulate="h100,latency_us=200000") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        uuid = nvml.nvmlDeviceGetUUID(device)
+        abandon = Worker.abandon_lane
+        raised = []
+
+        def once_interrupted(*arguments):
+            if not raised:
+                raised.append(True)
+                raise Second
+            abandon(*arguments)
+
+        def handler(number, frame):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Worker, "abandon_lane", once_interrupted)
+        previous = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Second):
+                nvml.nvmlDeviceGetUUID(device)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        before = short(nvml)
+        assert [nvml.nvmlDeviceGetUUID(device) for _ in range(3)] == [uuid] * 3
+        assert short(nvml) == before + 2  # the first has the lane made
         assert nvml.session.stats()["deaths"] == 0
 
 
