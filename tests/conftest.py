@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `from host import ...`
@@ -19,6 +20,15 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `from host import ...`
 import host as stand_in
 from host import Host, require
 from leftovers import MARK, Snapshot
+
+# How long an example takes is up to the machine; and in CI the same examples are drawn every time.
+hypothesis.settings.register_profile(
+    "nvsandbox",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=stand_in.in_ci(),
+)
+hypothesis.settings.load_profile("nvsandbox")
 
 GRACE = 20.0
 """Seconds for what ends on its own (a worker that was told to stop, a thread that is on its way out)."""

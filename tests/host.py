@@ -44,13 +44,17 @@ def _check(result: int, what: str) -> int:
     return result
 
 
+def in_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
 def require(condition: object, reason: str) -> None:
     """Skips the test where something that it needs is missing; in CI, where everything must be there, fails it."""
     import pytest
 
     if condition:
         return
-    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+    if in_ci():
         pytest.fail(f"needed in CI: {reason}", pytrace=False)
     pytest.skip(reason)
 

@@ -17,6 +17,7 @@ import host as stand_in
 import pynvml
 import pytest
 from host import require
+from waiting import kill
 
 import nvsandbox
 from nvsandbox import SandboxStartError, WorkerDied, control, nvml_isolated, process
@@ -209,7 +210,7 @@ def test_says_nothing(replace: Callable[[Path], None], fake: Path, monkeypatch: 
     begin = time.monotonic()
     error = refused("start", errno.ETIMEDOUT)
     assert "still isolating itself after 0.3 s, the limit of a start" in str(error)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("isolation", ["mount", "user", "guard"])
@@ -232,7 +233,7 @@ def test_dies_in_a_call(transport: str, how: str) -> None:
         begin = time.monotonic()
         with pytest.raises(WorkerDied, match="in nvmlSystemGetDriverVersion") as caught:
             nvml.nvmlSystemGetDriverVersion()
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 10  # and not the 30 s that a call may take
         assert caught.value.call == "nvmlSystemGetDriverVersion"
         expected = {"segv": (signal.SIGSEGV, None), "abort": (signal.SIGABRT, None), "exit": (None, 0)}[how]
         assert (caught.value.signal, caught.value.status) == expected
@@ -249,7 +250,7 @@ def test_dies_in_shutdown(how: str) -> None:
 
 def test_no_restart() -> None:
     with nvml_isolated(simulate="t4", restart=False) as nvml:
-        os.kill(nvml.session.pid, signal.SIGKILL)
+        kill(nvml.session.pid)
         for _ in range(3):
             with pytest.raises(WorkerDied, match="it was ended by SIGKILL"):
                 nvml.nvmlDeviceGetCount()

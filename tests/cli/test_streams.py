@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from host import require
+from waiting import inside, until, workers_of
 
 NODES = ("nodes", "--cdi-dir", "/nowhere")
 COMMANDS = {
@@ -144,9 +144,7 @@ def test_ctrl_c_is_no_answer(form: tuple[str, ...]) -> None:
         [sys.executable, "-m", "nvsandbox", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd="/",
     ) as process:  # fmt: skip
-        while not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():
-            time.sleep(0.02)
-        time.sleep(0.3)
+        assert until(lambda: [inside(worker) for worker in workers_of(process.pid)] == [1])
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (-signal.SIGINT, "", "")

@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from waiting import inside, until, workers_of
 
 from nvsandbox.cli import interrupts, watching
 
@@ -51,17 +52,17 @@ def test_each_state_has_its_time() -> None:
 
 
 def test_json_is_one_object_a_line_and_the_times_do_not_drift() -> None:
-    done = finished("h100,latency_us=2000", "--watch", "0.3", "--count", "6", "--json")
+    done = finished("h100,latency_us=10000", "--watch", "1", "--count", "4", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     states = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(states) == 6
+    assert len(states) == 4
     times = [datetime.fromisoformat(state["timestamp"]).timestamp() for state in states]
-    assert [state["gpus"][0]["index"] for state in states] == [0] * 6
-    # Each query takes a good 60 ms, which would add up.
+    assert [state["gpus"][0]["index"] for state in states] == [0] * 4
+    # Each query takes a good 0.3 s, which would add up.
     for number, at in enumerate(times):
-        assert at - times[0] >= 0.3 * number - 0.1
-    late = [at - times[0] - 0.3 * number for number, at in enumerate(times)]
-    assert min(late[1:]) < 0.15, late
+        assert at - times[0] >= number - 0.3
+    late = [at - times[0] - number for number, at in enumerate(times)]
+    assert min(late[2:]) < 0.5, late
 
 
 def test_times_that_passed_meanwhile_are_left_out() -> None:
@@ -143,12 +144,12 @@ def test_signals_end_it_quietly(number: int) -> None:
 
 def test_a_signal_during_a_call_that_hangs() -> None:
     process = start("h100,hang=nvmlDeviceGetPowerUsage", "--watch", "60", "--timeout", "25")
-    time.sleep(1.5)
+    assert until(lambda: [inside(worker) for worker in workers_of(process.pid)] == [1])
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=40)
     assert (process.returncode, err) == (-signal.SIGINT, "")
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 20  # and not the limit of the call
 
 
 @pytest.mark.parametrize("form", [["--json"], [], ["--query-gpu=name", "--format=csv"]], ids=str)

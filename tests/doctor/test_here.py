@@ -149,16 +149,15 @@ def test_a_table_with_colours_on_a_terminal() -> None:
 def test_nvml_that_hangs_is_not_waited_for() -> None:
     start = time.monotonic()
     done = subprocess.run(
-        [*COMMAND, "--simulate", "h100,init_ms=4000", "--wait", "0.3", "--json"],
+        [*COMMAND, "--simulate", "h100,init_ms=8000", "--wait", "0.3", "--json"],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert time.monotonic() - start < 3.5
+    assert time.monotonic() - start < 7.5
     assert done.returncode == 0, done.stderr
     assert by_id(json.loads(done.stdout))["query.slow"]
     # Its worker ends by itself, when nvmlInit has come back: the fixture that looks for what is left waits for that.
-    time.sleep(2)
 
 
 # ---- with something taken away
@@ -310,7 +309,7 @@ def test_an_open_that_never_returns_is_given_up(stuck_node: Path) -> None:
     code = "import sys; from nvsandbox.doctor import nodes; print(nodes.try_to_open([sys.argv[1], '/dev/null']))"
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code, str(stuck_node)], capture_output=True, text=True, timeout=30)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert done.stdout.strip() == repr(({}, str(stuck_node)))
 
 

@@ -236,6 +236,6 @@ def test_a10_no_driver_is_driver_not_loaded(real_library: str, isolation: str) -
     begin = time.monotonic()
     with pytest.raises(pynvml.NVMLError_DriverNotLoaded) as caught:
         nvml_isolated(library=real_library, isolation=isolation).__enter__()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20  # at once, and not after the limit of a call or of a start
     assert str(caught.value).startswith("Driver Not Loaded")
     _keeps(caught.value, pynvml.NVMLError_DriverNotLoaded)

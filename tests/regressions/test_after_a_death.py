@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
+from waiting import kill
 
 from nvsandbox import WorkerDied, nvml_isolated
 
@@ -16,8 +15,7 @@ def test_event_sets_of_a_dead_worker_do_not_forbid_recycling() -> None:
     """They were counted for ever: nobody can free them any more."""
     with nvml_isolated(simulate="t4", recycle_after=5) as nvml:
         nvml.nvmlEventSetCreate()
-        os.kill(nvml.session.pid, signal.SIGKILL)
-        time.sleep(0.1)
+        kill(nvml.session.pid)
         end = time.monotonic() + 20
         while nvml.session.stats()["recycles"] == 0 and time.monotonic() < end:
             nvml.nvmlDeviceGetCount()
@@ -27,8 +25,7 @@ def test_event_sets_of_a_dead_worker_do_not_forbid_recycling() -> None:
 def test_a_call_after_a_death_without_restarts_was_not_sent() -> None:
     with nvml_isolated(simulate="t4", restart=False) as nvml:
         assert nvml.nvmlDeviceGetCount() == 1
-        os.kill(nvml.session.pid, signal.SIGKILL)
-        time.sleep(0.1)
+        kill(nvml.session.pid)
         with pytest.raises(WorkerDied) as caught:
             nvml.nvmlDeviceGetCount()
         assert caught.value.sent is False

@@ -7,11 +7,11 @@ import _thread
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
 from host import descriptors, has_ended
+from waiting import stop, until
 
 from nvsandbox import CallTimeout, nvml_isolated, process
 
@@ -23,15 +23,13 @@ def test_an_interrupted_close_still_ends_the_worker() -> None:
     with nvml_isolated(simulate="t4") as nvml:
         pid = nvml.session.pid
         assert nvml.nvmlDeviceGetCount() == 1
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         interrupter.start()
         with pytest.raises(KeyboardInterrupt):
             nvml.session.close()
     interrupter.join()
     wait_until_ended(pid)
-    end = time.monotonic() + 3
-    while set(descriptors()) - set(before) and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: set(descriptors()) <= set(before))
     assert set(descriptors()) <= set(before)
 
 
@@ -75,7 +73,4 @@ def test_an_interruption_right_after_the_spawn(monkeypatch: pytest.MonkeyPatch) 
 
 
 def wait_until_ended(pid: int) -> None:
-    end = time.monotonic() + 9
-    while not has_ended(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert has_ended(pid)
+    assert until(lambda: has_ended(pid))

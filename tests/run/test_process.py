@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from host import has_ended, processes
+from waiting import until
 
 from .conftest import COMMAND, HOW, Run, surroundings
 
@@ -123,6 +126,16 @@ def test_signals_reach_it(clean_host: None, how: tuple[str, ...], number: int) -
     process.stdout.close()
 
 
+def states_of(group: int) -> list[str]:
+    """The states of the processes of a group."""
+    found = []
+    for pid in processes():
+        with contextlib.suppress(OSError):
+            state, _, its_group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+            found += [state] if int(its_group) == group else []
+    return found
+
+
 @pytest.mark.parametrize("how", [(), ("--report",)])
 def test_stopped_and_continued_by_signals(clean_host: None, how: tuple[str, ...]) -> None:
     script = "import time\nwhile True: print('alive', flush=True); time.sleep(0.01)"
@@ -136,6 +149,7 @@ def test_stopped_and_continued_by_signals(clean_host: None, how: tuple[str, ...]
     # For the group, as a terminal would; SIGTSTP is ignored by the kernel in a group that no shell looks after.
     os.killpg(process.pid, signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    assert until(lambda: set(states_of(process.pid)) == {"T"}), "with a parent, that may have stopped before its child"
     os.set_blocking(process.stdout.fileno(), False)
     while process.stdout.read(65536):
         pass
@@ -219,10 +233,7 @@ def test_its_death_follows_its_parents_if_that_was_asked_for(clean_host: None) -
         capture_output=True, text=True, env=surroundings(), stdin=subprocess.DEVNULL, check=True,
     )  # fmt: skip
     pid = int(done.stdout.split()[0])
-    end = time.monotonic() + 10
-    while os.path.exists(f"/proc/{pid}") and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    assert until(lambda: has_ended(pid))
 
 
 def test_little_is_imported_for_it() -> None:

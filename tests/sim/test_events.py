@@ -23,7 +23,7 @@ def test_a_wait_ends_with_its_time(sim: Any) -> None:
 
     code, taken, gone = sim(wait)
     assert (code, gone) == (10, 2)
-    assert 0.2 <= taken < 2
+    assert 0.2 <= taken < 20
 
 
 def test_an_xid_comes_once(sim: Any) -> None:

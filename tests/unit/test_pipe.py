@@ -74,4 +74,4 @@ def test_the_limit_is_looked_at(pipe: Any, size: int) -> None:
 
     with pytest.raises(Over):
         pipe.exchange(bytearray(size), wait)
-    assert time.monotonic() < end + 0.2
+    assert time.monotonic() < end + 10  # all of it would take hours

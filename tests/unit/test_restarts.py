@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pynvml
 import pytest
+from waiting import kill, until
 
 import nvsandbox
 from nvsandbox import restarts
@@ -20,7 +21,7 @@ from nvsandbox import restarts
 
 def end_worker(nvml):
     """SIGKILL, and back when a call has noticed."""
-    os.kill(nvml.session.pid, signal.SIGKILL)
+    kill(nvml.session.pid)
     with contextlib.suppress(nvsandbox.WorkerDied):
         nvml.nvmlDeviceGetCount()
 
@@ -102,12 +103,15 @@ def test_hooks():
 
 def test_a_hang_is_told_of_once_with_many_callers():
     deaths = []
-    with nvsandbox.nvml_isolated(simulate="t4,hang=nvmlDeviceGetTemperature", timeout=0.3) as nvml:
+    with nvsandbox.nvml_isolated(simulate="t4,hang=nvmlDeviceGetTemperature", timeout=1) as nvml:
         nvml.session.on_death(deaths.append)
         device = nvml.nvmlDeviceGetHandleByIndex(0)
         found = []
+        barrier = threading.Barrier(8)  # who came when the worker is given up would meet the next one
 
         def call():
+            nvml.nvmlDeviceGetCount()
+            barrier.wait()
             start = time.monotonic()
             try:
                 nvml.nvmlDeviceGetTemperature(device, 0)
@@ -205,13 +209,12 @@ def test_a_deadline_slows_down_no_other_thread():
 
 def test_a_deadline_holds_for_a_restart():
     """It took as long as the start did, and CallTimeout came after that."""
-    with nvsandbox.nvml_isolated(simulate="t4,init_ms=1500") as nvml:
-        os.kill(nvml.session.pid, signal.SIGKILL)
-        time.sleep(0.1)
+    with nvsandbox.nvml_isolated(simulate="t4,init_ms=3000") as nvml:
+        kill(nvml.session.pid)
         start = time.monotonic()
         with nvml.session.deadline(0.3), pytest.raises(nvsandbox.CallTimeout) as caught:
             nvml.nvmlDeviceGetCount()
-        assert 0.25 < time.monotonic() - start < 1.2
+        assert 0.25 < time.monotonic() - start < 2.8
         assert caught.value.sent is False
         assert nvml.nvmlDeviceGetCount() == 1
         assert nvml.session.stats()["restarts"] == 1, "the start that was under way went on"
@@ -269,12 +272,12 @@ def test_not_recycled_under_event_sets():
 
 
 def test_event_sets_made_while_the_next_worker_starts_stay():
-    with nvsandbox.nvml_isolated(simulate="h100,init_ms=200", recycle_after=5) as nvml:
+    with nvsandbox.nvml_isolated(simulate="h100,init_ms=600", recycle_after=5) as nvml:
         device = nvml.nvmlDeviceGetHandleByIndex(0)
         for _ in range(10):
             nvml.nvmlDeviceGetCount()
         events = nvml.nvmlEventSetCreate()
-        time.sleep(0.4)
+        time.sleep(0.8)
         assert nvml.session.stats()["recycles"] == 0
         nvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventTypeXidCriticalError, events)
         nvml.nvmlEventSetFree(events)
@@ -285,19 +288,17 @@ def test_event_sets_made_while_the_next_worker_starts_stay():
 
 def test_nobody_waits_for_a_recycling():
     """The call after which it was due did, for the start of the next worker."""
-    with nvsandbox.nvml_isolated(simulate="t4,init_ms=700", recycle_after=5) as nvml:
-        longest, end = 0.0, time.monotonic() + 20
-        while nvml.session.stats()["recycles"] < 2 and time.monotonic() < end:
+    with nvsandbox.nvml_isolated(simulate="t4,init_ms=2500", recycle_after=5) as nvml:
+        longest, end = 0.0, time.monotonic() + 30
+        while nvml.session.stats()["recycles"] < 1 and time.monotonic() < end:
             start = time.monotonic()
             nvml.nvmlDeviceGetCount()
             longest = max(longest, time.monotonic() - start)
-        assert nvml.session.stats()["recycles"] == 2
-        assert longest < 0.5
+        assert nvml.session.stats()["recycles"] == 1
+        assert longest < 2
 
 
 def until_recycled(nvml, times=1):
     """The next worker starts while calls go on."""
-    end = time.monotonic() + 20
-    while nvml.session.stats()["recycles"] < times and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: nvml.session.stats()["recycles"] >= times)
     assert nvml.session.stats()["recycles"] == times

@@ -13,6 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 from host import Host, has_ended
+from waiting import until, until_inside
 
 import nvsandbox
 from nvsandbox import nvml_isolated
@@ -185,10 +186,10 @@ def test_closed_while_a_call_runs() -> None:
         nvml.nvmlDeviceGetCount()
         thread = threading.Thread(target=call)
         thread.start()
-        time.sleep(0.1)
+        until_inside(nvml.session.pid)
         start = time.monotonic()
         nvml.session.close()
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 15
         thread.join()
     assert results in ([1], [nvsandbox.SandboxClosed])
 
@@ -323,10 +324,7 @@ def ended(how: str) -> list[int]:
 def test_workers_end_with_their_process(host: Host, how: str) -> None:
     pids = host.run(ended, how=how)
     assert len(pids) == 2
-    end = time.monotonic() + 3
-    while not all(has_ended(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert [has_ended(pid) for pid in pids] == [True, True]
+    assert until(lambda: all(has_ended(pid) for pid in pids))
 
 
 def test_64_gpus() -> None:

@@ -573,14 +573,14 @@ def test_end_at_each_stage(lab: RunInLab, stage: str, how: str) -> None:
             elif stage == "ready":
                 worker.ready(start)
             else:
-                time.sleep(0.1)
+                worker.until_it_minds_signals()
             if how == "close":
                 worker.control.close()
             elif how == "stop":
                 worker.say(h.STOP)
             else:
                 os.kill(worker.pid, signal.SIGTERM)
-            return worker.wait(5), worker.text()
+            return worker.wait(), worker.text()
 
     status, text = lab(body)
     assert status == 0
@@ -642,7 +642,7 @@ def test_caller_dies_while_the_library_hangs(lab: RunInLab) -> None:
             worker.say(h.GO)
             time.sleep(0.2)
             worker.control.close()
-            return worker.wait(14)
+            return worker.wait(25)
 
     assert lab(body) == 1
 
@@ -652,7 +652,7 @@ def test_shutdown_that_hangs(lab: RunInLab) -> None:
         with lab.worker(PROBE_SHUTDOWN_SLEEP="1") as worker:
             worker.ready(h.pack_start(MOUNT, libraries=[lab.probe]))
             worker.say(h.STOP)
-            return worker.wait(9)
+            return worker.wait(25)
 
     assert lab(body) == -signal.SIGALRM
 
