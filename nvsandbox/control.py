@@ -21,6 +21,8 @@ from nvsandbox.process import PROGRAM, Process
 START_LIMIT = 60.0
 """Seconds that a start may take. With eight GPUs and no persistence mode NVML's initialisation takes over ten."""
 
+_ANSWERS = (lib.NVS_MSG_OPENED, lib.NVS_MSG_REFUSED)
+
 
 class Control:
     """The caller's end of the connection to the worker in `process`."""
@@ -30,7 +32,7 @@ class Control:
         self.process = process
         # Reentrant: a signal handler of the caller's may run, and call NVML, while its thread holds it.
         self.lock = threading.RLock()
-        self._asked: set[int] = set()  # opens without an answer
+        self._asked: dict[int, list[SandboxStartError]] = {}  # opens without an answer, and where a refusal goes
         self._next_id = 0
 
     def send(self, message: bytes, fd: int | None = None) -> None:
@@ -44,9 +46,11 @@ class Control:
                 raise SandboxStartError("control", error.errno or 0, "", "sending to the worker") from error
             # Its own last words tell more than our EPIPE: the reading of the answer finds them.
 
-    def receive(self, expected: int, deadline: float, doing: str, wait: Callable[[], None], pause: float = 0.1) -> Any:
-        """The worker's next message, which is a report or an `expected` one of another kind. `wait` is called every
-        `pause` seconds and may raise."""
+    def receive(
+        self, expected: tuple[int, ...], deadline: float, doing: str, wait: Callable[[], None], pause: float = 0.1
+    ) -> Any:
+        """The worker's next message, which is of one of the `expected` types. Raises what a FAILED says. `wait` is
+        called every `pause` seconds and may raise."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -91,11 +95,10 @@ class Control:
         ffi.memmove(body, message, len(message))
         if head.type == lib.NVS_MSG_FAILED:
             raise self._failed(body)
-        if head.type == lib.NVS_MSG_REFUSED:
-            raise start_error(body.error)
-        if head.type != expected:
+        if head.type not in expected:
+            wanted = " or ".join(str(number) for number in expected)
             raise SandboxStartError(
-                "hello", errno.EPROTO, str(PROGRAM), f"message {head.type} where {expected} was expected"
+                "hello", errno.EPROTO, str(PROGRAM), f"message {head.type} where {wanted} was expected"
             )
         return body
 
@@ -125,20 +128,25 @@ class Control:
             message.kind = kind
             message.id = mine
             message.size = size
-            self._asked.add(mine)  # first: an open in a signal handler may read the answer
+            refusal: list[SandboxStartError] = []
+            self._asked[mine] = refusal  # first: an open in a signal handler may read the answer
             self.send(bytes(ffi.buffer(message)), fd)
             # The answers come in order, but not always to who waits: an interrupted open leaves one behind, and
-            # an open in a signal handler takes the one of the open that it interrupted. Each comes once, so that a
-            # worker that goes on answering does not keep us here.
+            # an open in a signal handler takes the one of the open that it interrupted, refusals included. Each comes
+            # once, so that a worker that goes on answering does not keep us here.
             while mine in self._asked:
-                answered = self.receive(lib.NVS_MSG_OPENED, math.inf, "opening a channel", wait, SLICE_NS / 1e9).id
-                if answered not in self._asked:
+                answer = self.receive(_ANSWERS, math.inf, "opening a channel", wait, SLICE_NS / 1e9)
+                asked = self._asked.pop(answer.id, None)
+                if asked is None:
                     raise SandboxStartError(
                         "channel",
                         errno.EPROTO,
                         str(PROGRAM),
-                        f"the worker opened channel {answered}, which is not asked for",
+                        f"the worker answers for channel {answer.id}, which is not asked for",
                     )
-                self._asked.discard(answered)
+                if answer.message.type == lib.NVS_MSG_REFUSED:
+                    asked.append(start_error(answer.error))
+            if refusal:
+                raise refusal[0]
         finally:
             self.lock.release()

@@ -129,7 +129,7 @@ class Worker:
         deadline = time.monotonic() + control.START_LIMIT
         self.control.send(handshake.start_message(self.options, self.isolation, minors, description))
         go_on()  # once in any case: what the caller has to do meanwhile is done by it
-        report = self.control.receive(lib.NVS_MSG_ISOLATED, deadline, ISOLATING, go_on)
+        report = self.control.receive((lib.NVS_MSG_ISOLATED,), deadline, ISOLATING, go_on)
         handshake.check_version(report)
         handshake.verify(report, self.pid, self.isolation)
         self._load(deadline, go_on)
@@ -137,7 +137,7 @@ class Worker:
     def _load(self, deadline: float, go_on: Callable[[], None]) -> None:
         """What follows the proof: only now the worker touches NVML. The doctor's trials leave it out."""
         self.control.send(bytes(ffi.buffer(ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_GO]))))
-        report = self.control.receive(lib.NVS_MSG_READY, deadline, "loading and initialising NVML", go_on)
+        report = self.control.receive((lib.NVS_MSG_READY,), deadline, "loading and initialising NVML", go_on)
         self.init_result = int(report.init_result)
         self.library = text(report.library)
         self.began_ns = int(report.began_ns)

@@ -28,14 +28,23 @@ class Process:
 
 
 def opened(number: int) -> bytes:
+    """An answer: with a negative number, that channel is refused."""
     message = ffi.new("struct nvs_opened *")
     message.message.magic = lib.NVS_MAGIC
-    message.message.type = lib.NVS_MSG_OPENED
-    message.id = number
+    message.message.type = lib.NVS_MSG_OPENED if number >= 0 else lib.NVS_MSG_REFUSED
+    message.id = abs(number)
+    if number < 0:
+        message.error.step = lib.NVS_STEP_CHANNEL
+        message.error.err = errno.EMFILE
+        message.error.detail = b"no more of them"
     return bytes(ffi.buffer(message))
 
 
 Answer = Callable[[int], Iterator[int]]
+
+
+class Interrupted(Exception):
+    """Out of a signal handler."""
 
 
 @pytest.fixture
@@ -59,7 +68,11 @@ def channel(request: pytest.FixtureRequest) -> Iterator[Any]:
     worker.start()
     control = Control(ours, Process())  # type: ignore[arg-type]
     file = os.open("/dev/null", os.O_RDONLY)
-    yield lambda: control.open_channel(lib.NVS_CHANNEL_LANE, file, lib.NVS_LANE_SIZE, lambda: None)
+
+    def no_interruption() -> None:
+        pass
+
+    yield lambda wait=no_interruption: control.open_channel(lib.NVS_CHANNEL_LANE, file, lib.NVS_LANE_SIZE, wait)
     os.close(file)
     ours.close()
     theirs.shutdown(socket.SHUT_RDWR)
@@ -105,6 +118,71 @@ def test_answers_to_what_nobody_asked(channel: Any) -> None:
 def test_answers_that_were_given_before(channel: Any) -> None:
     channel()
     channel()
+    with pytest.raises(SandboxStartError) as caught:
+        channel()
+    assert caught.value.errno == errno.EPROTO
+
+
+def a_refusal(number: int) -> Iterator[int]:
+    yield -number
+
+
+@pytest.mark.parametrize("channel", [a_refusal], indirect=True)
+def test_a_refusal(channel: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(SandboxStartError, match="no more of them") as caught:
+            channel()
+        assert (caught.value.step, caught.value.errno) == ("channel", errno.EMFILE)
+
+
+def the_first_late_and_refused(number: int) -> Iterator[int]:
+    if number > 1:
+        yield from (-1, number) if number == 2 else (number,)
+
+
+@pytest.mark.parametrize("channel", [the_first_late_and_refused], indirect=True)
+def test_the_refusal_of_an_open_that_was_given_up(channel: Any) -> None:
+    """It is nothing to the one after it, which reads it before its own answer."""
+
+    def interrupted() -> None:
+        if looks and looks.pop():
+            raise Interrupted
+
+    looks = [True, False]  # not before it is sent
+    with pytest.raises(Interrupted):
+        channel(interrupted)
+    channel()
+    channel()
+
+
+def both_at_the_second(number: int) -> Iterator[int]:
+    if number == 2:
+        yield from (-1, 2)
+
+
+@pytest.mark.parametrize("channel", [both_at_the_second], indirect=True)
+def test_a_refusal_that_a_signal_handlers_open_has_read(channel: Any) -> None:
+    """The open that the handler interrupted is the one that fails."""
+
+    def handler() -> None:
+        if looks and looks.pop():
+            channel()
+            opened_in_it.append(True)
+
+    opened_in_it: list[bool] = []
+    looks = [True, False]
+    with pytest.raises(SandboxStartError, match="no more of them"):
+        channel(handler)
+    assert opened_in_it
+
+
+def refused_to_nobody(number: int) -> Iterator[int]:
+    while True:
+        yield -number - 1
+
+
+@pytest.mark.parametrize("channel", [refused_to_nobody], indirect=True)
+def test_refusals_of_what_nobody_asked(channel: Any) -> None:
     with pytest.raises(SandboxStartError) as caught:
         channel()
     assert caught.value.errno == errno.EPROTO
