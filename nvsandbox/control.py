@@ -47,10 +47,15 @@ class Control:
             # Its own last words tell more than our EPIPE: the reading of the answer finds them.
 
     def receive(
-        self, expected: tuple[int, ...], deadline: float, doing: str, wait: Callable[[], None], pause: float = 0.1
+        self,
+        expected: tuple[int, ...],
+        deadline: float,
+        doing: str,
+        wait: Callable[[], object],
+        pause: float = 0.1,
     ) -> Any:
         """The worker's next message, which is of one of the `expected` types. Raises what a FAILED says. `wait` is
-        called every `pause` seconds and may raise."""
+        called every `pause` seconds and may raise; where it returns something true, no message is waited for: None."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -66,7 +71,8 @@ class Control:
                 break
             except TimeoutError:
                 if not self.process.ended():
-                    wait()
+                    if wait():
+                        return None
                     continue
                 # Something that this process has forked, and that we were not told of, holds the other end.
                 message = self._last_words()
@@ -131,11 +137,18 @@ class Control:
             refusal: list[SandboxStartError] = []
             self._asked[mine] = refusal  # first: an open in a signal handler may read the answer
             self.send(bytes(ffi.buffer(message)), fd)
+
+            def no_more() -> bool:
+                wait()
+                return mine not in self._asked
+
             # The answers come in order, but not always to who waits: an interrupted open leaves one behind, and
             # an open in a signal handler takes the one of the open that it interrupted, refusals included. Each comes
             # once, so that a worker that goes on answering does not keep us here.
             while mine in self._asked:
-                answer = self.receive(_ANSWERS, math.inf, "opening a channel", wait, SLICE_NS / 1e9)
+                answer = self.receive(_ANSWERS, math.inf, "opening a channel", no_more, SLICE_NS / 1e9)
+                if answer is None:
+                    break
                 asked = self._asked.pop(answer.id, None)
                 if asked is None:
                     raise SandboxStartError(
