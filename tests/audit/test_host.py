@@ -37,7 +37,7 @@ def hears_of_processes() -> bool:
 
 
 def watched(audit: Audit, script: str, *options: str, end: bool = True) -> tuple[list[dict[str, Any]], int, str]:
-    """What was told while a script ran."""
+    """What was told while a script ran. At `echo PATH; read` the script waits until something was told of that."""
     process = audit.start("--host", "--json", *options)
     assert process.stderr is not None
     said = ""
@@ -45,17 +45,30 @@ def watched(audit: Audit, script: str, *options: str, end: bool = True) -> tuple
         line = process.stderr.readline()
         assert line, said
         said += line
-    subprocess.run(["bash", "-c", script], check=True)
+    assert process.stdout is not None
+    events: list[dict[str, Any]] = []
+    with subprocess.Popen(["bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as ran:
+        assert ran.stdin is not None
+        assert ran.stdout is not None
+        for line in ran.stdout:
+            while line.rstrip() not in {event["path"] for event in events}:
+                events.append(json.loads(process.stdout.readline()))
+            ran.stdin.write("go on\n")
+            ran.stdin.flush()
+    assert ran.returncode == 0
     if end:
         process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    return [json.loads(line) for line in out.splitlines()], process.returncode, said + err
+    events += [json.loads(line) for line in process.stdout]
+    said += process.stderr.read()
+    process.communicate(timeout=60)
+    return events, process.returncode, said
 
 
 def test_each_event_with_who_it_was(audit: Audit, scratch: Path) -> None:
     script = (
         "mkdir /dev/watched; mknod /dev/watched/nvidia0 c 195 0; chmod 600 /dev/watched/nvidia0;"
-        "ln -s nowhere /dev/watched/link; mv /dev/watched/link /dev/moved; rm -r /dev/watched; sleep 0.3"
+        "ln -s nowhere /dev/watched/link; mv /dev/watched/link /dev/moved; echo /dev/moved; read;"
+        "rm -r /dev/watched; true"  # which bash does itself; for a program that comes last it makes no process
     )
     events, status, said = watched(audit, f"exec -a culprit bash -c '{script}'")
     assert status == 1
@@ -110,7 +123,9 @@ def test_who_begins_while_the_watch_is_at_work(scratch: Path) -> None:
 
 def test_a_process_that_lives_on_is_named(audit: Audit, scratch: Path) -> None:
     events, _, _ = watched(
-        audit, "python3 -c \"import os, time; os.mknod('/dev/nvidia0', 0o20666, os.makedev(195, 0)); time.sleep(0.5)\""
+        audit,
+        "python3 -c \"import os; os.mknod('/dev/nvidia0', 0o20666, os.makedev(195, 0)); "
+        "print('/dev/nvidia0', flush=True); input()\"",
     )
     [event] = [event for event in events if event["what"] == "created"]
     assert event["path"] == "/dev/nvidia0"
@@ -125,7 +140,7 @@ def test_a_limit_and_nothing_to_tell(audit: Audit) -> None:
 
 
 def test_text_and_what_is_not_watched(audit: Audit, scratch: Path) -> None:
-    process = audit.start("--host", "--for", "1s")
+    process = audit.start("--host", "--for", "2s")
     assert process.stderr is not None
     said = ""
     while "watching /dev" not in said:
@@ -141,7 +156,7 @@ def test_text_and_what_is_not_watched(audit: Audit, scratch: Path) -> None:
 
 def test_what_was_there_before_is_known(audit: Audit, scratch: Path) -> None:
     os.mknod("/dev/nvidia0", 0o020600, os.makedev(195, 0))
-    events, _, _ = watched(audit, "chmod 666 /dev/nvidia0; sleep 0.2; rm /dev/nvidia0")
+    events, _, _ = watched(audit, "chmod 666 /dev/nvidia0; echo /dev/nvidia0; read; rm /dev/nvidia0")
     assert [(event["what"], event["path"]) for event in events] == [
         ("changed", "/dev/nvidia0"),
         ("removed", "/dev/nvidia0"),
@@ -150,7 +165,7 @@ def test_what_was_there_before_is_known(audit: Audit, scratch: Path) -> None:
 
 
 def test_another_time_alone_is_no_change(audit: Audit) -> None:
-    events, status, _ = watched(audit, "touch /dev/null; sleep 0.3")
+    events, status, _ = watched(audit, "touch /dev/null")
     assert status == 0
     assert {(event["what"], event["path"]) for event in events} == {("touched", "/dev/null")}
 
@@ -170,7 +185,7 @@ def test_a_limit_holds_in_a_flood(audit: Audit) -> None:
 
 def test_another_folder(audit: Audit, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
-    process = audit.start("--host", "--json", "--for", "1s", "--dev", str(tmp_path / "dev"))
+    process = audit.start("--host", "--json", "--for", "2s", "--dev", str(tmp_path / "dev"))
     assert process.stderr is not None
     said = ""
     while "watching" not in said:
