@@ -4,11 +4,15 @@
  * descriptor (protocol.h), isolates itself, and executes FILE. No process is in between: who started nvsandbox has the
  * program itself, with its signals, its terminal and its exit status.
  *
+ * nvsandbox-run [OPTION...] -- COMMAND [ARGUMENT...]: the same by itself (cmdline.h). PLAN is a number, and an option is
+ * not.
+ *
  * What it changes of itself for its own work it puts back before that: umask, limit of descriptors, parent-death signal.
  * All descriptors of its own are closed by execve.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +22,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cmdline.h"
 #include "error.h"
 #include "ladder.h"
 #include "parent.h"
@@ -105,13 +110,61 @@ death_signal (void)
     return prctl (PR_GET_PDEATHSIG, &value, 0, 0, 0) == 0 ? value : 0;
 }
 
+/* What to run, and how. */
+struct task {
+    struct nvs_plan plan;
+    const char *file;
+    char **argv;
+    char **environment;
+};
+
+/* As `nvsandbox run` hands it over. */
+static void
+from_plan (struct task *task, char **argv)
+{
+    struct nvs_plan *plan = &task->plan;
+    struct nvs_error error = { .step = NVS_STEP_NONE };
+
+    if (nvs_plan_read (plan, number (argv[1]), &error) != 0)
+        fail (plan, "", &error);
+    if (plan->run.report >= 0 && fcntl (plan->run.report, F_SETFD, FD_CLOEXEC) != 0)
+        fail (plan, "", (nvs_fail (&error, NVS_STEP_HELLO, errno, NULL, "there is no parent to report to"), &error));
+    if ((task->environment = nvs_plan_environment (plan)) == NULL)
+        fail (plan, "", (nvs_fail (&error, NVS_STEP_HELLO, ENOMEM, NULL, "no memory for the environment"), &error));
+    task->file = argv[2];
+    task->argv = argv + 3;
+}
+
+/* As somebody wrote it. */
+static void
+from_command_line (struct task *task, char **argv)
+{
+    static char file[PATH_MAX];
+    struct nvs_error error = { .step = NVS_STEP_NONE };
+    int status;
+
+    task->argv = nvs_cmdline_read (argv, &task->plan, &error);
+    if (task->argv == NULL) {
+        nvs_say (error.detail, "UsageError", NVS_EXIT_FAILED, false);
+        exit (NVS_EXIT_FAILED);
+    }
+    status = nvs_cmdline_find (task->argv[0], file, sizeof file);
+    if (status != 0) {
+        (void)fprintf (stderr, "nvsandbox: %s %s\n", file,
+                       status == NVS_EXIT_NOT_FOUND ? "does not exist, as a path or in PATH" : "is not executable");
+        exit (status);
+    }
+    task->file = file;
+    task->environment = environ;
+}
+
 int
 main (int argc, char **argv)
 {
-    static struct nvs_plan plan = { .run = { .report = -1 } };
+    static struct task task = { .plan = { .run = { .report = -1 } } };
+    const struct nvs_plan *plan = &task.plan;
     struct nvs_error error = { .step = NVS_STEP_NONE };
     char why[3072] = "";
-    char **environment;
     enum nvs_isolation step;
     struct rlimit descriptors;
     struct rlimit raised;
@@ -122,38 +175,37 @@ main (int argc, char **argv)
         (void)printf ("nvsandbox-run %s (protocol %u)\n", NVSANDBOX_VERSION, NVS_PROTOCOL_VERSION);
         return 0;
     }
-    if (argc < ARGUMENTS_MIN) {
-        (void)fprintf (stderr, "nvsandbox: nvsandbox-run is started by `nvsandbox run`, not by hand\n");
+    if (argc > 1 && argv[1][0] == '-') {
+        from_command_line (&task, argv);
+    } else if (argc >= ARGUMENTS_MIN) {
+        from_plan (&task, argv);
+    } else {
+        (void)fprintf (stderr, "nvsandbox: nvsandbox-run is started by `nvsandbox run`; by hand it is nvsandbox-run "
+                               "[OPTION...] -- COMMAND (see nvsandbox-run --help)\n");
         return NVS_EXIT_FAILED;
     }
-    if (nvs_plan_read (&plan, number (argv[1]), &error) != 0)
-        fail (&plan, "", &error);
-    if (plan.run.report >= 0 && fcntl (plan.run.report, F_SETFD, FD_CLOEXEC) != 0)
-        fail (&plan, "", (nvs_fail (&error, NVS_STEP_HELLO, errno, NULL, "there is no parent to report to"), &error));
-    if ((environment = nvs_plan_environment (&plan)) == NULL)
-        fail (&plan, "", (nvs_fail (&error, NVS_STEP_HELLO, ENOMEM, NULL, "no memory for the environment"), &error));
 
     /* The program may have a limit that leaves us nothing to work with. */
     if (getrlimit (RLIMIT_NOFILE, &descriptors) == 0) {
         raised = (struct rlimit){ .rlim_cur = descriptors.rlim_max, .rlim_max = descriptors.rlim_max };
         (void)setrlimit (RLIMIT_NOFILE, &raised);
     }
-    step = nvs_ladder_choose (&plan, why, sizeof why, &error);
+    step = nvs_ladder_choose (plan, why, sizeof why, &error);
     if (step == 0)
-        fail (&plan, "", &error);
-    if (nvs_ladder_climb (&plan, step, &folder, &error) != 0) {
+        fail (plan, "", &error);
+    if (nvs_ladder_climb (plan, step, &folder, &error) != 0) {
         if (why[0] != '\0')
             (void)snprintf (why + strlen (why), sizeof why - strlen (why), "%s: ", nvs_ladder_name (step));
-        fail (&plan, why, &error);
+        fail (plan, why, &error);
     }
-    if ((plan.run.flags & NVS_RUN_DEBUG) != 0)
+    if ((plan->run.flags & NVS_RUN_DEBUG) != 0)
         (void)fprintf (stderr, "nvsandbox: isolation %s%s%s\n", nvs_ladder_name (step), why[0] != '\0' ? "; not " : "",
                        why);
-    if (plan.run.report >= 0 && nvs_parent_tell (plan.run.report, step, folder, &error) != 0)
-        fail (&plan, "", &error);
+    if (plan->run.report >= 0 && nvs_parent_tell (plan->run.report, step, folder, &error) != 0)
+        fail (plan, "", &error);
 
     (void)setrlimit (RLIMIT_NOFILE, &descriptors);
     if (death != 0)
         (void)prctl (PR_SET_PDEATHSIG, death, 0, 0, 0);
-    return become (&plan, argv[2], argv + 3, environment);
+    return become (plan, task.file, task.argv, task.environment);
 }

@@ -21,6 +21,7 @@ static const char *
 user_remedy (int err)
 {
     switch (err) {
+    case ENOSYS: /* what the seccomp profiles of podman and CRI-O answer to what they do not know */
     case EPERM:
         return "unprivileged user namespaces are refused here: set sysctl kernel.unprivileged_userns_clone=1 or "
                "kernel.apparmor_restrict_unprivileged_userns=0 where they exist, in a container use a seccomp profile "
@@ -49,6 +50,7 @@ static const char *
 mount_remedy (int err)
 {
     switch (err) {
+    case ENOSYS:
     case EPERM:
         return "a mount namespace needs CAP_SYS_ADMIN, and in a container a seccomp profile and an LSM policy that "
                "allow it";
@@ -64,10 +66,11 @@ propagation_remedy (int err)
     case EINVAL:
         return "the root folder is not a mount point (a chroot?), so the propagation of its mount cannot be cut from "
                "here; use isolation=\"guard\"";
+    case ENOSYS:
     case EPERM:
     case EACCES:
-        return "mounting is refused although the namespace was made: an AppArmor or SELinux policy, or sysctl "
-               "kernel.apparmor_restrict_unprivileged_userns";
+        return "mounting is refused although the namespace was made: by a seccomp profile without mount, an AppArmor or "
+               "SELinux policy, or sysctl kernel.apparmor_restrict_unprivileged_userns";
     default: return "cannot make the mounts slaves";
     }
 }

@@ -17,6 +17,7 @@ from host import require
 sys.path.insert(0, str(Path(__file__).parent))
 
 from podman import ROOT, Podman
+from profiles import Profiles
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +32,8 @@ def podman(_stand_in_for_dev: None) -> Iterator[Podman]:
     podman.prepare()
     yield podman
     shutil.rmtree(files)
+
+
+@pytest.fixture(scope="session")
+def profiles(podman: Podman) -> Profiles:
+    return Profiles(podman)

@@ -1,31 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program as exporters are: it loads NVML by its name, asks for GPUs, says what it has seen of /dev, and stays. */
+/* A program as exporters and DRA drivers are: it loads NVML by its name, or from the driver root that it has mounted, asks
+ * for GPUs, says what it has seen of /dev, and stays. With -DBARE it needs no library: it makes a node as NVML does. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
+
+#ifdef BARE
+static int
+ask (unsigned *devices)
+{
+    *devices = 0;
+    umask (0);
+    return mknod ("/dev/nvidiactl", S_IFCHR | 0666, makedev (195, 255));
+}
+#else
+static int
+ask (unsigned *devices)
+{
+    int (*init) (void);
+    int (*count) (unsigned *);
+    void *library = dlopen ("libnvidia-ml.so.1", RTLD_NOW);
+
+    if (library == NULL)
+        library = dlopen ("/driver-root/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", RTLD_NOW);
+    if (library == NULL) {
+        printf ("library %s\n", dlerror ());
+        return -1;
+    }
+    *(void **)&init = dlsym (library, "nvmlInit_v2");
+    *(void **)&count = dlsym (library, "nvmlDeviceGetCount_v2");
+    int status = init ();
+    return status == 0 ? count (devices) : status;
+}
+#endif
 
 int
 main (void)
 {
-    int (*init) (void);
-    int (*count) (unsigned *);
     unsigned devices = 0;
-    int status = -1;
-    void *library = dlopen ("libnvidia-ml.so.1", RTLD_NOW);
+    int status = ask (&devices);
 
-    if (library == NULL) {
-        printf ("library %s\n", dlerror ());
-    } else {
-        *(void **)&init = dlsym (library, "nvmlInit_v2");
-        *(void **)&count = dlsym (library, "nvmlDeviceGetCount_v2");
-        status = init ();
-        if (status == 0)
-            status = count (&devices);
-    }
     printf ("nvml %d\ndevices %u\n", status, devices);
 
     DIR *folder = opendir ("/dev");

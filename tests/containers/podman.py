@@ -19,55 +19,15 @@ from typing import Any
 from host import require
 
 ROOT = Path(__file__).parents[2]
-PODMAN = "podman --storage-driver vfs --cgroup-manager cgroupfs --log-level error"
+# Without overlayfs in the kernel every layer, and every container, is a copy of the whole image.
+DRIVER = "overlay" if re.search(r"\boverlay$", Path("/proc/filesystems").read_text(), re.M) else "vfs"
+PODMAN = (
+    f"podman --root /var/lib/containers/{DRIVER} --storage-driver {DRIVER} --cgroup-manager cgroupfs --log-level error"
+)
 SOURCES = (
     *("csrc", "nvsandbox", "man", "containers"),
     *("meson.build", "meson.options", "nvsandbox_command.py", "pyproject.toml", "README.md", "LICENSE"),
 )
-
-# What containerd's default profile refuses, from its documentation: these without CAP_SYS_ADMIN, …
-ADMIN = (
-    *("bpf", "fanotify_init", "fsconfig", "fsmount", "fsopen", "fspick", "mount", "mount_setattr", "move_mount"),
-    *("name_to_handle_at", "open_tree", "perf_event_open", "quotactl", "setdomainname", "sethostname", "setns"),
-    *("umount2", "unshare"),
-)
-# … these always, or without capabilities that no recipe has
-NEVER = (
-    *("acct", "add_key", "chroot", "delete_module", "finit_module", "init_module", "kcmp", "kexec_load", "keyctl"),
-    *(
-        "open_by_handle_at",
-        "pivot_root",
-        "process_vm_readv",
-        "process_vm_writev",
-        "request_key",
-        "swapon",
-        "userfaultfd",
-    ),
-)
-NAMESPACES = 0x7E020000
-EPERM, ENOSYS = 1, 38
-
-
-def containerd_profile(capabilities: set[str]) -> dict[str, Any]:
-    """The rules of containerd's default profile that matter to whoever isolates, as runtimes read them."""
-    rules: list[dict[str, Any]] = [{"names": NEVER, "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM}]
-    if "SYS_ADMIN" not in capabilities:
-        rules += [
-            {"names": ADMIN, "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM},
-            # glibc goes on to clone, whose flags a filter can see.
-            {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
-        ]
-        rules += [
-            {
-                "names": ["clone"],
-                "action": "SCMP_ACT_ERRNO",
-                "errnoRet": EPERM,
-                "args": [{"index": 0, "value": 1 << bit, "valueTwo": 1 << bit, "op": "SCMP_CMP_MASKED_EQ"}],
-            }
-            for bit in range(32)
-            if NAMESPACES >> bit & 1
-        ]
-    return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}
 
 
 class Podman:

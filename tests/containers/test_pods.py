@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 from host import require
-from podman import ROOT, Podman, containerd_profile
+from podman import ROOT, Podman
+from profiles import UNCONFINED, Profiles
 
 import nvsandbox
 
@@ -68,32 +69,57 @@ podman kube play --network none -q /files/pod.yaml >/dev/null
 for container in $(podman ps -a --format '{{.Names}} {{.IsInfra}}' | sed -n 's/ false$//p'); do
     for attempt in $(seq 150); do
         podman logs "$container" >/tmp/log 2>&1
-        ! grep -qE '^(ready|nvsandbox: .*(not possible|needs))' /tmp/log || break
+        ! grep -v '^nvsandbox: isolation' /tmp/log | grep -qE '^(ready|nvsandbox: )' || break
         sleep 0.2
     done
     cat /tmp/log
+    echo inspect "$(podman inspect --format json "$container" | tr -d '\\n')"
 done
 echo host $(ls -d /dev/nvidia* 2>/dev/null)
 podman kube down --force /files/pod.yaml >/dev/null
+"""
+# As distroless images are: the program and its C library, or the program alone.
+DISTROLESS = """
+FROM localhost/base AS base
+FROM scratch
+COPY --from=base /lib64/ld-linux-x86-64.so.2 /lib64/
+COPY --from=base /lib/x86_64-linux-gnu/libc.so.6 /lib/x86_64-linux-gnu/libm.so.6 /lib/x86_64-linux-gnu/
+COPY exporter /usr/bin/exporter
+COPY exporter /usr/bin/gpu-kubelet-plugin
+ENTRYPOINT ["/usr/bin/exporter"]
+"""
+BARE = """
+FROM scratch
+COPY bare /exporter
+ENTRYPOINT ["/exporter"]
 """
 
 
 @pytest.fixture(scope="module")
 def pods(podman: Podman) -> Podman:
-    """With an exporter in its image, and the same wrapped by containers/wrapped.Dockerfile."""
+    """With exporters in images of their own, and the same wrapped by the Dockerfiles of containers/."""
     require(shutil.which("cc"), "needs a C compiler")
-    program = podman.files / "exporter"
-    subprocess.run(["cc", "-o", program, Path(__file__).with_name("exporter.c")], check=True)
+    source = str(Path(__file__).with_name("exporter.c"))
+    subprocess.run(["cc", "-o", podman.files / "exporter", source], check=True)
+    subprocess.run(["cc", "-static", "-DBARE", "-o", podman.files / "bare", source], check=True)
     shutil.copy(Path(nvsandbox.__file__).parent / "sim" / "libnvidia-ml.so.1", podman.files)
     (podman.files / "nvidia.json").write_text(json.dumps(CDI))
-    (podman.files / "Dockerfile").write_text(
+    (podman.files / "exporter.Dockerfile").write_text(
         'FROM localhost/base\nCOPY exporter /usr/bin/gpu-exporter\nENTRYPOINT ["gpu-exporter"]\n'
     )
+    (podman.files / "distroless.Dockerfile").write_text(DISTROLESS)
+    (podman.files / "bare.Dockerfile").write_text(BARE)
     podman.run(
         """
-        podman build -q -t exporter -f /files/Dockerfile /files >/dev/null
-        podman build -q --network host --build-arg IMAGE=exporter --build-arg COMMAND=/usr/bin/gpu-exporter \\
-            -t gpu-exporter -f /files/src/containers/wrapped.Dockerfile /files/src/containers >/dev/null
+        build () { podman build -q --network host "$@" >/dev/null; }
+        recipes=/files/src/containers
+        wrap () { build -t $1 --build-arg IMAGE=$2 --build-arg COMMAND=$3 -f $recipes/$4 $recipes; }
+        build -t exporter -f /files/exporter.Dockerfile /files
+        build -t vendor/exporter -f /files/distroless.Dockerfile /files
+        build -t bare -f /files/bare.Dockerfile /files
+        wrap gpu-exporter exporter /usr/bin/gpu-exporter wrapped.Dockerfile
+        wrap gpu-dra-driver vendor/exporter /usr/bin/gpu-kubelet-plugin distroless.Dockerfile
+        wrap wrapped-bare bare /exporter distroless.Dockerfile
         """
     )
     return podman
@@ -104,36 +130,60 @@ def container_of(manifest: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-def play(pods: Podman, manifest: dict[str, Any], profile: str, **changes: Any) -> dict[str, list[str]]:
-    """What the exporter in the pod said, by the first word of its lines; ``host``: the stand-in's nodes after it."""
+Said = dict[str, list[str]]
+"""What the exporter in a pod said, by the first word of its lines; ``host``: the stand-in's nodes after it;
+``inspect``: what podman says of the container."""
+
+
+def play(pods: Podman, profiles: Profiles, manifest: dict[str, Any], runtime: str) -> Said:
+    """Plays the manifest with the default profile of that runtime."""
     manifest = copy.deepcopy(manifest)
     container = container_of(manifest)
-    container |= changes
     container["env"] += [{"name": "NVSANDBOX_SIM", "value": "h100x2"}, {"name": "NVSANDBOX_DEBUG", "value": "1"}]
-    if "runtimeClassName" in manifest["spec"]["template"]["spec"]:
+    pod = manifest["spec"]["template"]["spec"]
+    if "runtimeClassName" in pod:
         # In place of the limits of memory and CPU, whose controllers may be missing where tests run
         container["resources"] = {"limits": {"nvidia.com/gpu=all": 1}}
+    for init in pod.get("initContainers", ()):
+        del init["resources"]
     (pods.files / "pod.yaml").write_text(yaml.safe_dump(manifest))
     context = container["securityContext"]
     seccomp = None
     if context.get("seccompProfile", {}).get("type") == "Unconfined" or context.get("privileged"):
-        seccomp = {"defaultAction": "SCMP_ACT_ALLOW"}
-    elif profile == "containerd":
-        seccomp = containerd_profile(set(context["capabilities"].get("add", ())))
-    said: dict[str, list[str]] = {}
+        seccomp = UNCONFINED
+    elif runtime == "containerd":
+        seccomp = profiles.containerd(context["capabilities"].get("add", ()))
+    elif runtime == "CRI-O":
+        seccomp = profiles.crio()
+    said: Said = {}
     for line in pods.run(DRIVER + PLAY, seccomp=seccomp).splitlines():
         word, _, rest = line.partition(" ")
         said.setdefault(word.rstrip(":").split(":")[0], []).append(rest.strip())
+    assert said["host"] == [""]
     return said
 
 
+def has_what_it_asks_for(said: Said, context: dict[str, Any]) -> None:
+    """podman has given the container the securityContext, and nothing beyond it."""
+    (inspected,) = json.loads(said["inspect"][0])
+    given = inspected["HostConfig"]
+    assert given["Privileged"] is context.get("privileged", False)
+    assert given["ReadonlyRootfs"] is context.get("readOnlyRootFilesystem", False)
+    assert ("no-new-privileges" in given["SecurityOpt"]) is (context.get("allowPrivilegeEscalation") is False)
+    user = [str(context[name]) for name in ("runAsUser", "runAsGroup") if name in context]
+    assert inspected["Config"]["User"] in (":".join(user), "" if user in ([], ["0"]) else None)
+    if "capabilities" in context:
+        assert context["capabilities"]["drop"] == ["ALL"]
+        wanted = {f"CAP_{name}" for name in context["capabilities"].get("add", ())}
+        assert set(inspected["BoundingCaps"] or ()) == wanted
+
+
 CASES = [
-    ("exporter-guard", "podman"),
-    ("exporter-guard", "containerd"),
-    ("exporter-user", "none"),
-    ("exporter-mount", "podman"),
-    ("exporter-mount", "containerd"),
-    ("dra-driver", "none"),
+    *(("exporter-guard", runtime) for runtime in ("podman", "containerd", "CRI-O")),
+    ("exporter-user", "any"),
+    *(("exporter-mount", runtime) for runtime in ("podman", "containerd", "CRI-O")),
+    ("exporter-as-it-is", "containerd"),
+    ("dra-driver", "any"),
 ]
 
 
@@ -141,18 +191,62 @@ def test_each_manifest_is_played() -> None:
     assert {name for name, _ in CASES} == set(MANIFESTS)
 
 
-@pytest.mark.parametrize(("name", "profile"), CASES)
-def test_a_manifest_gives_what_it_says(pods: Podman, name: str, profile: str) -> None:
-    said = play(pods, MANIFESTS[name], profile)
+@pytest.mark.parametrize(("name", "runtime"), CASES)
+def test_a_manifest_gives_what_it_says(pods: Podman, profiles: Profiles, name: str, runtime: str) -> None:
+    said = play(pods, profiles, MANIFESTS[name], runtime)
+    container = container_of(MANIFESTS[name])
+    has_what_it_asks_for(said, container["securityContext"])
     assert said.get("nvml") == ["0"], said
     assert said["devices"] == ["2"]
-    step = next(item["value"] for item in container_of(MANIFESTS[name])["env"] if item["name"] == "NVSANDBOX_ISOLATION")
+    step = next(item["value"] for item in container["env"] if item["name"] == "NVSANDBOX_ISOLATION")
     assert any(f"isolation {step}" in text for text in said["nvsandbox"]), said
     assert (said["size"] == [str(1 << 20)]) is (step != "guard")
     # No driver is loaded, so that a /dev of its own shows no nodes but those that NVML can make itself, with CAP_MKNOD.
     nodes = {"nvidia0", "nvidia1", "nvidiactl"}
     assert set(said.get("node", ())) & nodes == (nodes if name in ("exporter-guard", "dra-driver") else set())
-    assert said["host"] == [""]
+
+
+LESS: list[tuple[str, str, dict[str, Any]]] = [
+    ("exporter-user", "containerd", {"seccompProfile": {"type": "RuntimeDefault"}}),
+    ("exporter-user", "CRI-O", {"seccompProfile": {"type": "RuntimeDefault"}}),
+    ("exporter-mount", "containerd", {"capabilities": {"drop": ["ALL"]}}),
+    ("exporter-as-it-is", "containerd", {"capabilities": {"drop": ["ALL"]}}),
+    ("dra-driver", "podman", {"privileged": False, "capabilities": {"drop": ["ALL"]}}),
+]
+"""The manifests that ask for something, without it."""
+
+
+@pytest.mark.parametrize(("name", "runtime", "less"), LESS)
+def test_with_less_a_manifest_does_not_do(
+    pods: Podman, profiles: Profiles, name: str, runtime: str, less: dict[str, Any]
+) -> None:
+    manifest = copy.deepcopy(MANIFESTS[name])
+    container_of(manifest)["securityContext"] |= less
+    said = play(pods, profiles, manifest, runtime)
+    assert "nvml" not in said
+    assert re.search("in a container use a seccomp profile|needs CAP_SYS_ADMIN", said["nvsandbox"][-1]), said
+
+
+def test_an_image_with_one_static_program(pods: Podman) -> None:
+    """FROM scratch and one file, which makes a node; nvsandbox-run is the other."""
+    out = pods.run(
+        """
+        trap 'rm -f /dev/nvidiactl; tidy' EXIT
+        for image in wrapped-bare bare; do
+            podman run -d --name $image --privileged -v /dev:/dev --network none $image >/dev/null
+            for attempt in $(seq 150); do ! podman logs $image | grep -q ready || break; sleep 0.2; done
+            podman logs $image | grep -E '^(nvml|node nvidiactl)'
+            podman export $image | tar -t | grep -E '^(bin|lib|usr|nvsandbox|exporter)' | tr '\\n' ' '
+            echo; echo host $(ls /dev/nvidiactl 2>/dev/null)
+            podman rm -f -t 0 $image >/dev/null
+        done
+        """
+    )
+    files = "nvsandbox/ nvsandbox/nvsandbox-run nvsandbox/wrapped"
+    made = ["nvml 0", "node nvidiactl"]
+    assert [line.strip() for line in out.splitlines()] == [
+        *made, f"exporter {files}", "host", *made, "exporter", "host /dev/nvidiactl",
+    ]  # fmt: skip
 
 
 def test_without_a_sandbox_the_node_is_polluted_and_can_be_cleaned(pods: Podman) -> None:

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nvsandbox-run started by hand, as in images that have no Python: the same as ``nvsandbox run``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nvsandbox
+
+from .conftest import Run, surroundings
+from .test_trouble import failed
+
+PROGRAM = str(Path(nvsandbox.__file__).parent / "nvsandbox-run")
+MAKE = "mknod -m 666 /dev/nvidiactl c 195 255 && ls /dev/nvidiactl"
+STATE = r"""
+import json, os, re, sys
+status = open("/proc/self/status").read()
+print(json.dumps({
+    "environment": dict(os.environ),
+    "arguments": sys.argv,
+    "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "user")},
+    "privileges": re.findall(r"(?:Cap(?:Eff|Bnd|Amb)|NoNewPrivs|Seccomp|Uid):\s*(.*)", status),
+    "dev": sorted(os.listdir("/dev")),
+    "descriptors": sorted(os.listdir("/proc/self/fd")),
+}))
+"""
+
+
+@pytest.fixture
+def direct(clean_host: None) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The program itself with the arguments that are given. The host's /dev must be as before."""
+
+    def start(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        options = {
+            "env": surroundings(), "stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 60,
+            **options,
+        }  # fmt: skip
+        return subprocess.run([PROGRAM, *arguments], check=False, **options)
+
+    return start
+
+
+Direct = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.mark.parametrize("how", [(), ("--user",), ("--guard",), ("--lockdown",), ("--isolation=mount", "--lockdown")])
+def test_the_program_is_as_with_nvsandbox_run(run: Run, direct: Direct, how: tuple[str, ...]) -> None:
+    python = ("/usr/bin/env", "python3", "-c", STATE, "--user", "a b")
+    told = []
+    for start in (run, direct):
+        done = start(*how, "--", *python, env={**surroundings(), "EMPTY": "", "NAME": "a\nb"})
+        assert (done.returncode, done.stderr) == (0, "")
+        told.append(json.loads(done.stdout))
+    mine = {name: os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "user")}
+    own = [{name for name, namespace in state.pop("namespaces").items() if namespace != mine[name]} for state in told]
+    assert told[1] == told[0]
+    assert own[1] == own[0] == (set() if "--guard" in how else {"mnt", "user"} if "--user" in how else {"mnt"})
+
+
+def test_what_it_makes_stays_in_its_own_dev(direct: Direct) -> None:
+    done = direct("--isolation", "mount", "--", "sh", "-c", MAKE)
+    assert (done.returncode, done.stdout) == (0, "/dev/nvidiactl\n")
+    for how in ("--user", "--guard"):
+        refused = direct(how, "sh", "-c", MAKE)
+        assert refused.returncode != 0, how
+        assert "nvidiactl" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["--"], 125, "there is no command"),
+        (["--lockdown"], 125, "there is no command"),
+        (["--no-such-option", "true"], 125, "there is no option --no-such-option"),
+        (["--isolationx", "mount", "true"], 125, "there is no option --isolationx"),
+        (["--driver-root"], 125, "--driver-root needs a value"),
+        (["--isolation", "wrong", "true"], 125, "--isolation: 'wrong': expected auto, mount, user or guard"),
+        (["--isolation=", "true"], 125, "--isolation: '': expected auto"),
+        (["--driver-root=/no-where", "true"], 125, "--driver-root: '/no-where': expected the absolute path"),
+        (["--dev-root", "dev", "true"], 125, "--dev-root: 'dev': expected the absolute path of a folder"),
+        *(
+            ([f"--devices={text}", "true"], 125, f"--devices: '{text}': expected minor numbers from 0 to 249")
+            for text in ("", "x", "0,", ",0", "-1", " 1", "+1", "250", "99999999999999999999", "0;1", "GPU-00000000")
+        ),
+        (["--devices", ",".join(["1"] * 257), "true"], 125, "expected minor numbers"),
+        (["--guard", "--devices", "0", "true"], 125, "--devices hides nodes"),
+        (["--", ""], 127, "does not exist, as a path or in PATH"),
+        (["--", "no-such-command"], 127, "no-such-command does not exist, as a path or in PATH"),
+        (["--", "/no/such/command"], 127, "/no/such/command does not exist"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd is not executable"),
+        (["--", "/etc"], 126, "/etc is not executable"),
+    ],
+)
+def test_wrong_usage(direct: Direct, arguments: list[str], status: int, told: str) -> None:
+    assert told in failed(direct(*arguments), status)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("NVSANDBOX_ISOLATION", "wrong", "'wrong': expected auto, mount, user or guard"),
+        ("NVSANDBOX_DRIVER_ROOT", "/no-where", "'/no-where': expected the absolute path"),
+        ("NVIDIA_DRIVER_ROOT", "/no-where", "'/no-where': expected the absolute path"),
+        ("NVSANDBOX_DEV_ROOT", "/no-where", "'/no-where': expected the absolute path"),
+        ("NVSANDBOX_DEVICES", "all", "'all': expected minor numbers"),
+    ],
+)
+def test_the_environment_gives_defaults(direct: Direct, variable: str, value: str, told: str) -> None:
+    error = failed(direct("--", "true", env={**surroundings(), variable: value}), 125)
+    assert error.startswith(f"environment variable {variable}: {told}")
+    assert direct("--", "true", env={**surroundings(), variable: ""}).returncode == 0
+
+
+def test_options_go_before_the_environment(direct: Direct) -> None:
+    env = {**surroundings(), "NVSANDBOX_ISOLATION": "guard", "NVSANDBOX_DEBUG": "1"}
+    assert direct("--", "true", env=env).stderr == "nvsandbox: isolation guard\n"
+    assert direct("--user", "true", env=env).stderr == "nvsandbox: isolation user\n"
+    # The first says where it is in the container, the other, as vendors have it, where on the host.
+    roots = {**surroundings(), "NVSANDBOX_DRIVER_ROOT": "/", "NVIDIA_DRIVER_ROOT": "/no-where"}
+    assert direct("--", "true", env=roots).returncode == 0
+
+
+def test_the_path_is_searched(direct: Direct, tmp_path: Path) -> None:
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    (folder / "command").write_text("echo found $1\n")
+    search = {**surroundings(), "PATH": f"/no-where:{folder}:{other}:{os.environ['PATH']}"}
+    assert "command is not executable" in failed(direct("--", "command", env=search), 126)
+    (other / "command").write_text("echo other $1\n")
+    (other / "command").chmod(0o755)
+    assert direct("--", "command", "it", env=search).stdout == "other it\n"
+    (folder / "command").chmod(0o755)
+    assert direct("--", "command", "it", env=search).stdout == "found it\n"
+    assert direct("--", "command", "it", cwd=folder, env={"PATH": ""}).stdout == "found it\n"
+    assert direct("--", "true", env={}).returncode == 0
+
+
+def test_help_and_version(direct: Direct) -> None:
+    told = direct("--help")
+    assert told.returncode == 0
+    assert set(re.findall(r"--[a-z-]+", told.stdout)) == {
+        *("--isolation", "--user", "--guard", "--lockdown", "--driver-root", "--dev-root", "--devices"),
+        *("--version", "--help"),
+    }
+    assert direct("--version").stdout.startswith(f"nvsandbox-run {nvsandbox.__version__} ")
