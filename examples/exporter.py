@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A Prometheus exporter: `exporter.py [PORT]`, needs prometheus_client. A scrape ends within SCRAPE_LIMIT, whatever
-NVML does, and a reading that fails costs that reading."""
+"""A Prometheus exporter. A scrape ends within SCRAPE_LIMIT, whatever NVML does, and a reading that fails costs that
+reading. Needs the package prometheus_client."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 from collections import Counter
@@ -13,8 +14,12 @@ from functools import partial
 from typing import Any
 
 import pynvml
-from prometheus_client import start_http_server
-from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily
+
+try:
+    from prometheus_client import start_http_server
+    from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily
+except ModuleNotFoundError as error:
+    sys.exit(f"{sys.argv[0]}: {error}: pip install prometheus_client")
 
 from nvsandbox import NVMLSession, nvml_isolated
 
@@ -74,9 +79,12 @@ class Collector:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int, nargs="?", default=9835, metavar="PORT", help="to listen on (%(default)s)")
+    port = parser.parse_args().port
     with nvml_isolated() as nvml:
         REGISTRY.register(Collector(nvml.session))
-        start_http_server(int(sys.argv[1]) if sys.argv[1:] else 9835)
+        start_http_server(port)
         threading.Event().wait()
 
 

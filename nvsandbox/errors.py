@@ -105,6 +105,8 @@ class LibraryNotFound(SandboxStartError, pynvml.NVMLError_LibraryNotFound):  # t
         text = f"no usable libnvidia-ml.so.1: {detail or 'none was found'}"
         if errno == ENOENT:
             text += f"{' ' if text.endswith('?') else '; '}simulated GPUs need none: simulate='h100x8'"
+            if os.environ.get("NVSANDBOX_SIM") and not os.environ.get("NVSANDBOX_SIMULATE"):
+                text += " (NVSANDBOX_SIM is for the simulator alone: what chooses it is NVSANDBOX_SIMULATE)"
         looked = "".join(f"\n  {line}" for line in tried)
         self.args = (text + (f"; tried:{looked}" if tried else ""),)
 

@@ -66,7 +66,12 @@ def environment(present: list[bytes], options: Options, simulation: str | None) 
             # another name than programs look for. A library that is loaded already is found by the name inside it.
             _put_first(changed, b"LD_PRELOAD", library)
     if simulation is not None:
-        _set(changed, b"NVSANDBOX_SIM", simulation.encode())
+        _set(changed, b"NVSANDBOX_SIM", simulation.encode())  # the simulator's, for who loads it
+        _set(
+            changed, b"NVSANDBOX_SIMULATE", simulation.encode()
+        )  # for who uses nvsandbox: sandboxes start without LD_…
+        if value(changed, b"NVSANDBOX_LIBRARY"):
+            _set(changed, b"NVSANDBOX_LIBRARY", b"")  # --simulate has overruled it, and the two exclude each other
     tools = None if options.driver_root == "/" else _tool(options.driver_root, "nvidia-smi")
     if tools is not None:
         folder = os.path.dirname(tools)

@@ -515,8 +515,8 @@ class Host:
         if target.exists():
             return target
         target.mkdir()
-        for name in ("nvsandbox", "pynvml", "cffi", "_cffi_backend", "pycparser", "click", "rich", "pygments",
-                     "markdown_it", "mdurl"):  # fmt: skip
+        for name in ("nvsandbox", "nvsandbox_command", "pynvml", "cffi", "_cffi_backend", "pycparser", "click", "rich",
+                     "pygments", "markdown_it", "mdurl"):  # fmt: skip
             spec = importlib.util.find_spec(name)
             if spec is None or spec.origin is None:
                 continue

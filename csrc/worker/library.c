@@ -322,9 +322,8 @@ nvs_library_load (struct nvs_library *lib, const char *const *candidates, uint32
     case RANK_ABSENT:
         if (count == 1)
             return nvs_fail (error, NVS_STEP_LIBRARY, ENOENT, worst_path,
-                             "%s: install NVIDIA's driver, or say where it is with driver_root= or library=",
-                             strchr (worst_path, '/') != NULL ? "there is none where library= says"
-                                                              : "the loader does not find it");
+                             "%sinstall NVIDIA's driver, or say where it is with driver_root= or library=",
+                             strchr (worst_path, '/') != NULL ? "there is none where library= says: " : "");
         return nvs_fail (error, NVS_STEP_LIBRARY, ENOENT, NULL,
                          "it is in none of the %u places tried: install NVIDIA's driver, or say where it is with "
                          "driver_root= or library=",

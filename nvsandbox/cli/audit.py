@@ -103,7 +103,9 @@ def _usage_is_125() -> Iterator[None]:
     help="Write the report there.  [default: standard output]",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli/audit.md describes it.")
-@click.argument("command", nargs=-1, shell_complete=completing.program, type=click.UNPROCESSED)
+@click.argument(
+    "command", nargs=-1, shell_complete=completing.program, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENT]..."
+)
 def audit(
     on_host: bool, limit: float | None, dev: str | None, output: str | None, as_json: bool, command: tuple[str, ...]
 ) -> None:

@@ -50,7 +50,7 @@ _STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
 @click.option(
     "--wait",
     metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True, max=3600),
+    callback=wording.number(float, "seconds, such as 5, at most 3600", most=3600),
     help="How long NVML gets to answer.  [default: 1]",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli/doctor.md describes it.")

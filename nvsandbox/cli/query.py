@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from nvsandbox import fields
-from nvsandbox.cli import completing, failure, ids, watching
+from nvsandbox.cli import completing, failure, ids, watching, wording
 from nvsandbox.cli.mig_view import Mig
 from nvsandbox.cli.options import enter_sandbox, sandbox_options
 from nvsandbox.cli.overview import Overview
@@ -105,7 +105,12 @@ def _help_query_compute_apps() -> None:
 @click.option(
     "-lms", "--loop-ms", "watch_ms", metavar="MS", callback=_interval(0.001), help="The same in milliseconds."
 )
-@click.option("--count", type=click.IntRange(1), metavar="N", help="So many times; with --watch.")
+@click.option(
+    "--count",
+    metavar="N",
+    callback=wording.number(int, "how many times, a whole number from 1 on"),
+    help="So many times; with --watch.",
+)
 @click.option(
     "--help-query-gpu",
     is_flag=True,

@@ -19,6 +19,7 @@ from nvsandbox.cli.wording import as_options, printable
 if TYPE_CHECKING:
     from nvsandbox import parent
 
+_OF_CALLS = ("--timeout", "--transport")
 _WITH_VALUE = ("--driver-root", "--dev-root", "--library", "--isolation", "--devices", "--simulate")
 
 
@@ -29,7 +30,12 @@ class _Run(click.Command):
         try:
             return super().make_context(info_name, args, *rest, **extra)
         except click.UsageError as error:
-            _fail(f"{error.format_message()} (see nvsandbox run --help)", "UsageError", as_json="--json" in _own(args))
+            text = error.format_message()
+            if isinstance(error, click.NoSuchOption) and error.option_name in _OF_CALLS:
+                text = (
+                    f"{error.option_name} is not for run: the program calls NVML by itself, and not through nvsandbox"
+                )
+            _fail(f"{text} (see nvsandbox run --help)", "UsageError", as_json="--json" in _own(args))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # --report takes a value only with "=", which click has no kind of option for.

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
+from typing import Any
+
+import click
 
 # An option as Python's callers write it, with or without a value: driver_root='/opt', library=
 _KEYWORD = re.compile(
@@ -29,3 +33,20 @@ def printable(text: str) -> str:
     """Words for a terminal: names, and what a driver says, may hold anything, and nothing may move the cursor.
     Lines stay lines."""
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def number(kind: type[float], expected: str, above: float = 0, most: float = math.inf) -> Any:
+    """A callback for an option whose value is a number above one and at most another. `expected` says so in words."""
+
+    def check(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+        if value is None:
+            return None
+        try:
+            found = kind(value)
+        except ValueError:
+            found = above
+        if not above < found <= most:
+            raise click.BadParameter(f"{value!r}: expected {expected}")
+        return found
+
+    return check

@@ -82,7 +82,7 @@ def test_empty_driver_root(tmp_path: Path) -> None:
     assert all(line in str(error) for line in error.tried)
 
 
-def test_host_without_driver() -> None:
+def test_host_without_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     require(not any(map(os.path.exists, ("/proc/driver/nvidia", "/usr/lib64/" + NAME))), "a driver is installed here")
     error = refused()
     assert error.errno == errno.ENOENT
@@ -90,6 +90,10 @@ def test_host_without_driver() -> None:
     assert "driver_root=" in str(error)
     assert "library=" in str(error)
     assert "1 places" not in str(error)
+    assert str(error).count("the loader does not find it") == 1
+    assert "NVSANDBOX_SIM" not in str(error)
+    monkeypatch.setenv("NVSANDBOX_SIM", "h100x8")
+    assert "what chooses it is NVSANDBOX_SIMULATE" in str(refused())
 
 
 @pytest.mark.parametrize("isolation", STEPS)

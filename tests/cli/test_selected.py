@@ -384,7 +384,7 @@ def test_names_of_processes_only_where_pids_are_ours() -> None:
         (["--watch", "nan"], "expected seconds"),
         (["-lms", "x"], "expected milliseconds"),
         (["--watch", "1", "-lms", "100"], "--watch and --loop-ms exclude each other"),
-        (["--watch", "1", "--count", "0"], "0 is not in the range"),
+        (["--watch", "1", "--count", "0"], "'0': expected how many times, a whole number from 1 on"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

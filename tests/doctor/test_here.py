@@ -84,6 +84,11 @@ def test_wrong_usage_is_exit_status_2(arguments: tuple[str, ...]) -> None:
     assert arguments[-1] in result.stderr
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "3601"])
+def test_a_wait_that_is_none(text: str) -> None:
+    assert f"'{text}': expected seconds, such as 5, at most 3600" in run("--wait", text).stderr
+
+
 def test_wrong_usage_in_json() -> None:
     result = run("--driver-root", "/none", "--json")
     assert result.exit_code == 2

@@ -72,3 +72,21 @@ def test_devices_cannot_be_made_by_the_program(run: Run) -> None:
     """At the step mount it may make nodes: of the GPUs that it is to see, and of no others."""
     script = "mknod /dev/nvidia2 c 195 2 && echo 2; mknod /dev/nvidia1 c 195 1 || echo not 1"
     assert run("--simulate", "h100x4", "--devices", "0,2", "--", "sh", "-c", script).stdout == "2\nnot 1\n"
+
+
+def test_simulated_gpus_for_programs_that_use_nvsandbox(run: Run) -> None:
+    """Their workers start without LD_LIBRARY_PATH. A library of the environment's is overruled for them as well."""
+    script = "import nvsandbox\nwith nvsandbox.nvml_isolated() as nvml:\n    print(nvml.nvmlDeviceGetCount())"
+    environment = {**surroundings(), "NVSANDBOX_LIBRARY": "/nowhere/libnvidia-ml.so.1"}
+    for how, count in ((), "8\n"), (("--devices", "0,2"), "2\n"):
+        done = run("--simulate", "h100x8", *how, "--", sys.executable, "-c", script, env=environment)
+        assert (done.stdout, done.stderr) == (count, "")
+
+
+def test_simulated_nodes_are_made_when_nvml_is_called(run: Run) -> None:
+    script = (
+        "import glob, pynvml\nprint(len(glob.glob('/dev/nvidia[0-9c]*')))\n"
+        "pynvml.nvmlInit()\nprint(len(glob.glob('/dev/nvidia[0-9c]*')))"
+    )
+    for how, made in ((), "0\n9\n"), (("--user",), "0\n0\n"):
+        assert run(*how, "--simulate", "h100x8", "--", sys.executable, "-c", script).stdout == made

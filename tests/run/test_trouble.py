@@ -336,3 +336,15 @@ def test_a_full_dev_is_the_programs_own_trouble(run: Run, how: tuple[str, ...]) 
         assert "No space left on device" in done.stderr
     assert done.stdout.splitlines()[-1] == "10"
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--transport"])
+def test_options_of_calls_are_not_for_programs(run: Run, option: str) -> None:
+    done = run(option, "3", "--", "true")
+    assert done.returncode == 125
+    assert f"{option} is not for run: the program calls NVML by itself" in done.stderr
+    assert "--simulate" not in done.stderr
+
+
+def test_an_option_with_a_slip_is_named(run: Run) -> None:
+    assert "'--devces'. Did you mean '--devices'?" in run("--devces", "0", "--", "true").stderr

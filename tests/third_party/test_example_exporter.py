@@ -105,3 +105,23 @@ def test_a_hang_costs_the_rest_of_one_gpu() -> None:
         'error="CallTimeout",reading="gpu_temperature_celsius"',
         'error="CallTimeout",reading="gpu_power_watts"',  # not asked any more
     }
+
+
+def test_help_and_wrong_ports() -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLE), "--help"], cwd="/", capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "PORT" in done.stdout
+    done = subprocess.run([sys.executable, str(EXAMPLE), "x"], cwd="/", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "invalid int value: 'x'" in done.stderr
+
+
+def test_without_prometheus_client_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "prometheus_client").mkdir()
+    (tmp_path / "prometheus_client" / "__init__.py").write_text("raise ModuleNotFoundError('No module named it')")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE)], cwd="/", capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == f"{EXAMPLE}: No module named it: pip install prometheus_client\n"
