@@ -202,15 +202,15 @@ def namespaces(pid: int | str = "self") -> dict[str, str]:
     return {name: os.readlink(f"{folder}/{name}") for name in os.listdir(folder)}
 
 
-def descriptors() -> dict[int, str]:
-    """This process's open descriptors and what they refer to."""
+def descriptors(pid: int | str = "self") -> dict[int, str]:
+    """A process's open descriptors and what they refer to."""
     found = {}
-    with os.scandir("/proc/self/fd") as entries:
+    with os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 found[int(entry.name)] = os.readlink(entry.path)
     # The scan's own descriptor is closed by now.
-    return {fd: target for fd, target in found.items() if _is_open(fd)}
+    return {fd: target for fd, target in found.items() if pid != "self" or _is_open(fd)}
 
 
 def _is_open(fd: int) -> bool:

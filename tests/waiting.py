@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,19 @@ def inside(pid: int) -> int:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             sleeping += "nanosleep" in (task / "wchan").read_text()
     return sleeping
+
+
+def signal_when_inside(pid: int, number: int = signal.SIGALRM) -> threading.Thread:
+    """Sends this process a signal as soon as a call is under way in a worker; the thread that does it, which ends by
+    itself. A timer could end before the call begins."""
+
+    def send() -> None:
+        until_inside(pid)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
 
 
 def until_inside(pid: int, number: int = 1) -> None:

@@ -10,10 +10,10 @@ import os
 import signal
 import threading
 import weakref
-from pathlib import Path
 
 import pynvml
 import pytest
+from waiting import kill, signal_when_inside, stop
 
 import nvsandbox
 from nvsandbox import _fast, plans
@@ -36,14 +36,6 @@ def device(nvml):
 def short(nvml) -> int:
     """How many calls have gone the short way."""
     return nvml.session.link.calls
-
-
-def stop(pid: int) -> None:
-    """Stops a process, and returns when all of its threads stand."""
-    os.kill(pid, signal.SIGSTOP)
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        while Path(f"/proc/{pid}/task/{thread}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
-            pass
 
 
 def function(nvml, name):
@@ -202,7 +194,7 @@ def test_handles_over_a_restart(nvml, device):
     for _ in range(3):
         for _ in range(3):
             assert nvml.nvmlDeviceGetUUID(device) == uuid
-        os.kill(nvml.session.pid, signal.SIGKILL)
+        kill(nvml.session.pid)
         with contextlib.suppress(nvsandbox.WorkerDied):
             nvml.nvmlDeviceGetCount()
     assert nvml.nvmlDeviceGetUUID(device) == uuid
@@ -213,11 +205,7 @@ def test_a_worker_that_dies_between_calls_costs_no_call(nvml, device):
     """What did not reach the worker goes to the next one."""
     for _ in range(5):
         assert nvml.nvmlDeviceGetTemperature(device, 0) > 0
-        pid = nvml.session.pid
-        os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
-                pass
+        kill(nvml.session.pid)
         assert nvml.nvmlDeviceGetTemperature(device, 0) > 0
 
 
@@ -289,6 +277,15 @@ def test_a_signal_handler_calls_while_a_call_waits():
         assert inside == [uuids[1]] * 3
 
 
+def interrupted(call, pid, *arguments):
+    """Calls, and gets a SIGALRM while the call is under way."""
+    sending = signal_when_inside(pid)
+    try:
+        return call(*arguments)
+    finally:
+        sending.join()
+
+
 def test_an_exception_out_of_a_signal_handler():
     with nvsandbox.nvml_isolated(simulate="h100x2,latency_us=200000") as nvml:
         devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
@@ -300,13 +297,11 @@ def test_an_exception_out_of_a_signal_handler():
         previous = signal.signal(signal.SIGALRM, handler)
         try:
             for _ in range(2):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 with pytest.raises(KeyboardInterrupt):
-                    nvml.nvmlDeviceGetUUID(devices[0])
+                    interrupted(nvml.nvmlDeviceGetUUID, nvml.session.pid, devices[0])
                 # The late answer to that is not the answer to this.
                 assert nvml.nvmlDeviceGetUUID(devices[1]) == uuids[1]
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
         assert nvml.session.stats()["deaths"] == 0
 
@@ -330,12 +325,10 @@ def test_the_next_signals_handler_finds_no_lane_that_was_left_in_the_middle(monk
         previous = signal.signal(signal.SIGALRM, handler)
         try:
             for _ in range(2):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 with pytest.raises(KeyboardInterrupt):
-                    nvml.nvmlDeviceGetUUID(devices[0])
+                    interrupted(nvml.nvmlDeviceGetUUID, nvml.session.pid, devices[0])
                 assert nvml.nvmlDeviceGetUUID(devices[0]) == uuids[0]
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
         assert inside == [uuids[1]] * 2
         assert nvml.session.stats()["deaths"] == 0
@@ -365,11 +358,9 @@ def test_a_signal_handlers_exception_while_a_lane_is_given_up(monkeypatch):
         monkeypatch.setattr(Worker, "abandon_lane", once_interrupted)
         previous = signal.signal(signal.SIGALRM, handler)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Second):
-                nvml.nvmlDeviceGetUUID(device)
+                interrupted(nvml.nvmlDeviceGetUUID, nvml.session.pid, device)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
         before = short(nvml)
         assert [nvml.nvmlDeviceGetUUID(device) for _ in range(3)] == [uuid] * 3
@@ -520,7 +511,7 @@ def test_a_handle_of_an_earlier_worker_goes_the_short_way_too():
 
 
 def end_worker(nvml) -> None:
-    os.kill(nvml.session.pid, signal.SIGKILL)
+    kill(nvml.session.pid)
     with contextlib.suppress(nvsandbox.WorkerDied):
         nvml.nvmlDeviceGetCount()
 
