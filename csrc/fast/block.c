@@ -12,16 +12,20 @@
 static PyObject *start_new_thread;
 static PyObject *allocate_lock;
 static PyObject *copy_context;
+static PyObject *name_acquire;
+static PyObject *name_leave;
+static PyObject *name_left;
+static PyObject *name_run;
 
 static PyObject *
 block_exit (PyObject *self, PyObject *exc)
 {
     PyObject *outcome = PyList_New (0);
     PyObject *done = PyObject_CallNoArgs (allocate_lock);
-    PyObject *locked = done != NULL ? PyObject_CallMethod (done, "acquire", NULL) : NULL;
-    PyObject *leave = PyObject_GetAttrString (self, "_leave");
+    PyObject *locked = done != NULL ? PyObject_CallMethodObjArgs (done, name_acquire, NULL) : NULL;
+    PyObject *leave = PyObject_GetAttr (self, name_leave);
     PyObject *context = PyObject_CallNoArgs (copy_context);
-    PyObject *run = context != NULL ? PyObject_GetAttrString (context, "run") : NULL;
+    PyObject *run = context != NULL ? PyObject_GetAttr (context, name_run) : NULL;
     PyObject *thread = context != NULL ? PyWeakref_NewRef (context, NULL) : NULL;
     PyObject *started = NULL;
     PyObject *result = NULL;
@@ -40,7 +44,7 @@ block_exit (PyObject *self, PyObject *exc)
     Py_CLEAR (run);
     Py_CLEAR (context);
     if (started != NULL)
-        result = PyObject_CallMethod (self, "_left", "OOO", outcome, done, thread);
+        result = PyObject_CallMethodObjArgs (self, name_left, outcome, done, thread, NULL);
 out:
     Py_XDECREF (thread);
     Py_XDECREF (started);
@@ -85,6 +89,12 @@ from_module (const char *module, const char *name)
     return object;
 }
 
+PyObject *
+nvs_name (const char *text)
+{
+    return PyUnicode_InternFromString (text);
+}
+
 int
 nvs_block_add (PyObject *module)
 {
@@ -93,7 +103,12 @@ nvs_block_add (PyObject *module)
     start_new_thread = from_module ("_thread", "start_new_thread");
     allocate_lock = from_module ("_thread", "allocate_lock");
     copy_context = from_module ("contextvars", "copy_context");
-    if (start_new_thread == NULL || allocate_lock == NULL || copy_context == NULL)
+    name_acquire = nvs_name ("acquire");
+    name_leave = nvs_name ("_leave");
+    name_left = nvs_name ("_left");
+    name_run = nvs_name ("run");
+    if (start_new_thread == NULL || allocate_lock == NULL || copy_context == NULL || name_acquire == NULL
+        || name_leave == NULL || name_left == NULL || name_run == NULL)
         return -1;
     type = PyType_FromSpec (&block_spec);
     if (type == NULL)

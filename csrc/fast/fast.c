@@ -58,6 +58,9 @@ static Py_ssize_t place_value;  /* in the same: the address that it stands for *
 static PyTypeObject *byref_type;
 static bool calibrated;
 
+static PyObject *name_get;
+static PyObject *name_sent;
+
 static void *
 word_at (PyObject *object, Py_ssize_t place)
 {
@@ -404,7 +407,7 @@ link_suspend (link_t *self, PyObject *change)
 static int
 limited_here (link_t *self)
 {
-    PyObject *open = PyObject_CallMethod (self->limits, "get", NULL);
+    PyObject *open = PyObject_CallMethodObjArgs (self->limits, name_get, NULL);
     Py_ssize_t count;
 
     if (open == NULL)
@@ -793,7 +796,7 @@ was_not_sent (void)
 
     PyErr_Fetch (&type, &value, &traceback);
     PyErr_NormalizeException (&type, &value, &traceback);
-    sent = value != NULL ? PyObject_GetAttrString (value, "sent") : NULL;
+    sent = value != NULL ? PyObject_GetAttr (value, name_sent) : NULL;
     PyErr_Clear ();
     unsent = sent == Py_False;
     Py_XDECREF (sent);
@@ -1206,6 +1209,12 @@ PyInit__fast (void)
 
     if (module == NULL)
         return NULL;
+    name_get = nvs_name ("get");
+    name_sent = nvs_name ("sent");
+    if (name_get == NULL || name_sent == NULL) {
+        Py_DECREF (module);
+        return NULL;
+    }
     link = PyType_FromSpec (&link_spec);
     function = PyType_FromSpec (&function_spec);
     if (link == NULL || function == NULL || PyModule_AddStringConstant (module, "version", NVSANDBOX_VERSION) < 0
