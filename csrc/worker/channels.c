@@ -29,8 +29,9 @@
  * 32 GiB, which strict overcommit and RLIMIT_AS refuse. */
 #define STACK_SIZE (1u << 20)
 /* How long a worker thread looks out for the next call before it sleeps. A program that asks for one value after the
- * other is back within a few microseconds; a sleep and a wake-up cost tens. */
-#define SPIN_NS       100000
+ * other is back within a few microseconds, and one that makes objects of a hundred processes in Python after a hundred of
+ * them; a sleep and a wake-up cost tens. */
+#define SPIN_NS       200000
 #define WAKE_NS       80000 /* what a sleep and a wake-up may take on a virtual machine: not the caller's doing */
 #define SPIN_LEAST    2000
 #define DRAIN_LOOK_NS 500000
