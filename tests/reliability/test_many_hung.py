@@ -26,7 +26,7 @@ atexit.unregister(nvsandbox.blocks._close_all)
 atexit.register(seconds)
 atexit.register(nvsandbox.blocks._close_all)
 pids = []
-for number in range(1, 6):
+for number in range(1, 9):
     nvml = nvml_isolated(simulate=f"t4x{number}").__enter__()
     pids.append(nvml.session.pid)
 for pid in pids:
@@ -34,7 +34,7 @@ for pid in pids:
 start = time.monotonic()
 """
     )
-    assert 1.1 < program(source) < 4.5  # one after the other: 6 s
+    assert 1.1 < program(source) < 7  # one after the other: 9.6 s
 
 
 def test_of_one_session(program: Callable[..., Any]) -> None:
@@ -42,8 +42,8 @@ def test_of_one_session(program: Callable[..., Any]) -> None:
     source = (
         SHORT
         + """
-with nvml_isolated(simulate="t4", timeout=0.5) as nvml:
-    for _ in range(3):
+with nvml_isolated(simulate="t4", timeout=0.2) as nvml:
+    for _ in range(7):
         nvml.nvmlDeviceGetCount()
         os.kill(nvml.session.pid, signal.SIGSTOP)
         try:
@@ -56,4 +56,4 @@ with nvml_isolated(simulate="t4", timeout=0.5) as nvml:
     print(json.dumps(time.monotonic() - start))
 """
     )
-    assert program(source) < 3.6  # 1.2 s for the last of them; one after the other: 4.8 s
+    assert program(source) < 7  # 1.2 s for the last of them; one after the other: 9.6 s
