@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -15,6 +15,8 @@ from nvsandbox import forms
 from nvsandbox.asking import Asker, GivenUp
 from nvsandbox.field_table import FIELDS, Field
 from nvsandbox.sources import Call, Length, Own, Reading, Value, part_of
+
+_T = TypeVar("_T")
 
 _BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
 
@@ -25,18 +27,25 @@ class UnknownFieldError(ValueError):
 
 def find(names: Iterable[str]) -> list[Field]:
     """The fields with these names. Raises UnknownFieldError."""
-    return [named(name.strip(), _BY_NAME) for name in names]
+    return named(names, _BY_NAME)
 
 
-def named(name: str, known: dict[str, Any]) -> Any:
-    """What has this name. Raises UnknownFieldError."""
-    if name in known:
-        return known[name]
+def named(names: Iterable[str], known: Mapping[str, _T]) -> list[_T]:
+    """What has these names. Raises UnknownFieldError, which tells of all that have none."""
+    wanted = [name.strip() for name in names]
+    unknown = dict.fromkeys(name for name in wanted if name not in known)
+    if unknown:
+        raise UnknownFieldError(" ".join(_unknown(name, known) for name in unknown))
+    return [known[name] for name in wanted]
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     # A part of a name is as good a hint as a slip: power.average, temperature.
     close += [other for other in known if name and name in other and other not in close][: 3 - len(close)]
     hint = f" Is it {' or '.join(close)}?" if close else ""
-    raise UnknownFieldError(f'Field "{name}" is not a valid field to query.{hint}')
+    return f'Field "{name}" is not a valid field to query.{hint}'
 
 
 @dataclass(frozen=True)

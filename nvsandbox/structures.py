@@ -162,3 +162,15 @@ class GpuProfile(ctypes.Structure):
         ("memory_mib", _U64),
         ("name", ctypes.c_char * 96),
     )
+
+
+class Accounting(ctypes.Structure):
+    _fields_ = (
+        ("gpu", _U32),
+        ("memory", _U32),
+        ("max_memory", _U64),
+        ("time", _U64),
+        ("start", _U64),
+        ("running", _U32),
+        ("reserved", _U32 * 5),
+    )

@@ -92,6 +92,13 @@ def app_fields(context: click.Context, parameter: click.Parameter, incomplete: s
     return _of((name for field, aliases in APP_FIELDS.items() for name in (field, *aliases)), incomplete)
 
 
+def accounted_fields(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Fields of ``--query-accounted-apps``."""
+    from nvsandbox.cli.selected import ACCOUNTED_FIELDS
+
+    return _of((name for field, aliases in ACCOUNTED_FIELDS.items() for name in (field, *aliases)), incomplete)
+
+
 def styles(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What ``--format`` takes."""
     return _of(("csv", "noheader", "nounits"), incomplete)

@@ -5,26 +5,31 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import IO, Any
 
 import click
 
 from nvsandbox import fields
-from nvsandbox.cli import completing, failure, ids, watching, wording
+from nvsandbox.cli import completing, failure, ids, streams, watching, wording
 from nvsandbox.cli.mig_view import Mig
 from nvsandbox.cli.options import enter_sandbox, sandbox_options
 from nvsandbox.cli.overview import Overview
 from nvsandbox.cli.process_view import Processes
-from nvsandbox.cli.selected import APP_FIELDS, ComputeApps, GpuFields
+from nvsandbox.cli.selected import ACCOUNTED_FIELDS, APP_FIELDS, AccountedApps, ComputeApps, GpuFields
 from nvsandbox.cli.topology_view import Matrix
 from nvsandbox.cli.view import View
 
 Indexes = Sequence[int] | None
 Maker = Callable[[Indexes], View]
 
-_VIEWS = ("query_gpu", "query_compute_apps", "processes", "topology", "mig")
+_VIEWS = ("query_gpu", "query_compute_apps", "query_accounted_apps", "processes", "topology", "mig")
+_APPS: dict[str, type[ComputeApps | AccountedApps]] = {
+    "--query-compute-apps": ComputeApps,
+    "--query-accounted-apps": AccountedApps,
+}
 
 
 def _interval(scale: float) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
@@ -67,10 +72,13 @@ def _help_query_gpu() -> None:
         click.echo(f"{names}\n{origin}\n")
 
 
-def _help_query_compute_apps() -> None:
-    click.echo('List of valid properties to query for the switch "--query-compute-apps":\n')
-    for name, aliases in APP_FIELDS.items():
-        click.echo(" or ".join(f'"{each}"' for each in (name, *aliases)) + "\n")
+def _help_apps(switch: str, known: dict[str, tuple[str, ...]]) -> Callable[[], None]:
+    def write() -> None:
+        click.echo(f'List of valid properties to query for the switch "{switch}":\n')
+        for name, aliases in known.items():
+            click.echo(" or ".join(f'"{each}"' for each in (name, *aliases)) + "\n")
+
+    return write
 
 
 @click.command(short_help="List GPUs, their processes, MIG, topology.")
@@ -92,7 +100,19 @@ def _help_query_compute_apps() -> None:
     metavar="FIELDS",
     help="nvidia-smi's option: pid,used_memory,…",
 )
+@click.option(
+    "--query-accounted-apps",
+    shell_complete=completing.accounted_fields,
+    metavar="FIELDS",
+    help="nvidia-smi's option: pid,gpu_util,time,…",
+)
 @click.option("--format", "style", shell_complete=completing.styles, metavar="FORMAT", help="csv[,noheader][,nounits]")
+@click.option(
+    *("-f", "--filename"),
+    shell_complete=completing.file,
+    metavar="FILE",
+    help="Write there instead of to standard output.",
+)
 @click.option(
     *("-l", "--watch", "--loop"),
     "watch",
@@ -124,8 +144,16 @@ def _help_query_compute_apps() -> None:
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_print_and_exit(_help_query_compute_apps),
+    callback=_print_and_exit(_help_apps("--query-compute-apps", APP_FIELDS)),
     help="Those of --query-compute-apps.",
+)
+@click.option(
+    "--help-query-accounted-apps",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_and_exit(_help_apps("--query-accounted-apps", ACCOUNTED_FIELDS)),
+    help="Those of --query-accounted-apps.",
 )
 def query(
     as_json: bool,
@@ -133,6 +161,7 @@ def query(
     watch: float | None,
     watch_ms: float | None,
     count: int | None,
+    filename: str | None,
     **given: Any,
 ) -> None:
     """List GPUs: identity, memory, load, temperature, power, MIG devices.
@@ -148,6 +177,7 @@ def query(
       nvsandbox query --watch 2
       nvsandbox query --query-gpu=name,memory.used --format=csv,noheader
       nvsandbox query --query-compute-apps=pid,used_memory --format=csv
+      nvsandbox query --query-gpu=power.draw --format=csv -l 60 -f power.csv
       nvsandbox query --topology
 
     \b
@@ -166,17 +196,39 @@ def query(
             raise click.UsageError("--count needs --watch: how often, and every how many seconds")
         make = _view(shown, as_json)
         with contextlib.ExitStack() as stack:
-            nvml = enter_sandbox(stack, given)
-            view = make(ids.indexes(nvml, chosen))
-            if interval is not None:
-                watching.watch(view, nvml, interval, count, as_json)
-                return
-            data = view.read(nvml)
-    except (click.UsageError, *failure.EXPECTED) as error:
+            if filename is not None:
+                stack.enter_context(contextlib.redirect_stdout(_opened(filename, stack)))
+            _show(make, chosen, interval, count, as_json, given)
+    except (click.UsageError, streams.Unwritable, *failure.EXPECTED) as error:
         if as_json:
             once = watch is None and watch_ms is None
             click.echo(json.dumps(failure.as_json(error), indent=2 if once else None))  # else a line is an object
         raise
+
+
+def _opened(filename: str, stack: contextlib.ExitStack) -> IO[str]:
+    """The file that is written to in standard output's place."""
+    try:
+        return stack.enter_context(streams.report_file(filename))
+    except OSError as error:
+        raise streams.Unwritable(f"--filename {filename}", error) from error
+
+
+def _show(
+    make: Maker,
+    chosen: list[str] | None,
+    interval: float | None,
+    count: int | None,
+    as_json: bool,
+    given: dict[str, Any],
+) -> None:
+    with contextlib.ExitStack() as stack:
+        nvml = enter_sandbox(stack, given)
+        view = make(ids.indexes(nvml, chosen))
+        if interval is not None:
+            watching.watch(view, nvml, interval, count, as_json)
+            return
+        data = view.read(nvml)
     if as_json:
         click.echo(json.dumps(view.as_json(data), indent=2, allow_nan=False))
         return
@@ -187,6 +239,7 @@ def query(
     else:
         for line in view.lines(data):
             click.echo(line)
+    sys.stdout.flush()  # a file, whose name an error is to tell
     for problem in view.problems(data):
         click.echo(f"nvsandbox: {problem}", err=True)
 
@@ -195,26 +248,41 @@ def _view(shown: dict[str, Any], as_json: bool) -> Maker:
     """What to show, once it is known of which GPUs. Raises UsageError for what does not go together."""
     flags = [f"--{name.replace('_', '-')}" for name in _VIEWS if shown[name] not in (None, False)]
     if len(flags) > 1:
-        raise click.UsageError(f"{flags[0]} and {flags[1]} exclude each other: one view at a time")
+        raise click.UsageError(
+            f"{flags[0]} and {flags[1]} exclude each other: one view at a time, so ask for each by itself"
+        )
     view = flags[0] if flags else ""
+    names = shown[view.removeprefix("--").replace("-", "_")] if view.startswith("--query-") else None
+    if names is not None and (names.startswith("-") or not all(name.strip() for name in names.split(","))):
+        such = "name,memory.used" if view == "--query-gpu" else "pid,gpu_uuid"
+        raise click.UsageError(
+            f"{view} {shlex.quote(names)}: expected names of fields joined by commas, such as {such}; "
+            f"{view.replace('--', '--help-')} lists all"
+        )
     style = _style(view, shown["style"], as_json)
-    try:
-        if view == "--query-gpu":
-            fields.find(shown["query_gpu"].split(","))
-            return lambda indexes: GpuFields(shown["query_gpu"], indexes, style)
-        if view == "--query-compute-apps":
-            ComputeApps(shown["query_compute_apps"], None, style)
-            return lambda indexes: ComputeApps(shown["query_compute_apps"], indexes, style)
-    except fields.UnknownFieldError as error:
-        raise click.UsageError(f"{error} {view.replace('--', '--help-')} lists all.") from error
+    if names is not None:
+        try:
+            return _csv(view, names, style)
+        except fields.UnknownFieldError as error:
+            raise click.UsageError(f"{error} {view.replace('--', '--help-')} lists all.") from error
     makers: dict[str, Maker] = {"--processes": Processes, "--topology": Matrix, "--mig": Mig}
     return makers.get(view, lambda indexes: Overview(indexes, processes=as_json))
+
+
+def _csv(view: str, names: str, style: fields.Style) -> Maker:
+    """Raises UnknownFieldError."""
+    if view == "--query-gpu":
+        fields.find(names.split(","))
+        return lambda indexes: GpuFields(names, indexes, style)
+    apps = _APPS[view]
+    apps(names, None, style)
+    return lambda indexes: apps(names, indexes, style)
 
 
 def _style(view: str, text: str | None, as_json: bool) -> fields.Style:
     if not view.startswith("--query-"):
         if text is not None:
-            raise click.UsageError(f"--format {text}: is for --query-gpu and --query-compute-apps; --json for programs")
+            raise click.UsageError(f"--format {text}: is for {', '.join(('--query-gpu', *_APPS))}; --json for programs")
         return fields.Style()
     if as_json:
         raise click.UsageError(f"{view} and --json exclude each other: chosen fields are CSV")

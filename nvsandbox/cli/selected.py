@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--query-gpu`` and ``--query-compute-apps``: chosen fields as CSV, as nvidia-smi writes it."""
+"""``--query-gpu``, ``--query-compute-apps``, ``--query-accounted-apps``: fields as CSV, as nvidia-smi writes it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from nvsandbox import fields, forms
+from nvsandbox.accounting import Accounted, accounted, is_on
 from nvsandbox.asking import Asker, GivenUp, gpu_count
 from nvsandbox.fields import Driver, Row, Style
 from nvsandbox.processes import Names, Process, running
@@ -73,9 +75,9 @@ class GpuFields(_Csv):
         return lines
 
 
-# ---- compute processes -------------------------------------------------------------------------------------------
+# ---- processes ---------------------------------------------------------------------------------------------------
 
-Cell = Callable[[Process, dict[str, str], Names], str | None]
+Cell = Callable[[Any, dict[str, str], Names], str | None]
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,19 @@ class _Column:
     name: str
     unit: str
     cell: Cell
+    aliases: tuple[str, ...] = ()
 
 
-def _memory(process: Process, gpu: dict[str, str], names: Names) -> str | None:
-    return None if process.used_memory_bytes is None else forms.mib(process.used_memory_bytes)
+def _of_gpu(name: str) -> Cell:
+    return lambda process, gpu, names: gpu[name]
+
+
+def _number(attribute: str, form: forms.Form) -> Cell:
+    def cell(process: Any, gpu: dict[str, str], names: Names) -> str | None:
+        value = getattr(process, attribute)
+        return None if value is None else form(value)
+
+    return cell
 
 
 def _name(process: Process, gpu: dict[str, str], names: Names) -> str | None:
@@ -94,31 +105,40 @@ def _name(process: Process, gpu: dict[str, str], names: Names) -> str | None:
     return None if name is None else forms.text(name)
 
 
-def _of_gpu(name: str) -> Cell:
-    return lambda process, gpu, names: gpu[name]
-
-
 # The fields that are the GPU's, by their names there.
 _OF_GPU = {"timestamp": "timestamp", "gpu_name": "name", "gpu_bus_id": "pci.bus_id", "gpu_serial": "serial",
            "gpu_uuid": "uuid"}  # fmt: skip
-_COLUMNS = {
-    **{name: _Column(name, "", _of_gpu(name)) for name in _OF_GPU},
-    "pid": _Column("pid", "", lambda process, gpu, names: str(process.pid)),
-    "process_name": _Column("process_name", "", _name),
-    "used_gpu_memory": _Column("used_gpu_memory", "MiB", _memory),
-}
-_ALIASES = {"name": "process_name", "used_memory": "used_gpu_memory"}
-APP_FIELDS = {name: tuple(alias for alias, full in _ALIASES.items() if full == name) for name in _COLUMNS}
+_FOR_BOTH = (
+    *(_Column(name, "", _of_gpu(name)) for name in _OF_GPU),
+    _Column("pid", "", _number("pid", forms.plain)),
+)
+_COMPUTE = (
+    *_FOR_BOTH,
+    _Column("process_name", "", _name, ("name",)),
+    _Column("used_gpu_memory", "MiB", _number("used_memory_bytes", forms.mib), ("used_memory",)),
+)
+# Names and units are those of nvidia-smi's help and output. vgpu_instance has a value on hosts of vGPUs alone.
+_ACCOUNTED = (
+    *_FOR_BOTH,
+    _Column("vgpu_instance", "", lambda process, gpu, names: None),
+    _Column("gpu_utilization", "%", _number("gpu_utilization_percent", forms.plain), ("gpu_util",)),
+    _Column("mem_utilization", "%", _number("memory_utilization_percent", forms.plain), ("mem_util",)),
+    _Column("max_memory_usage", "MiB", _number("max_memory_bytes", forms.mib)),
+    _Column("time", "ms", _number("time_ms", forms.plain)),
+)
+APP_FIELDS = {column.name: column.aliases for column in _COMPUTE}
 """The fields of ``--query-compute-apps``, with other names that they have."""
+ACCOUNTED_FIELDS = {column.name: column.aliases for column in _ACCOUNTED}
+"""Those of ``--query-accounted-apps``."""
 
 
-class ComputeApps(_Csv):
-    """``--query-compute-apps``."""
+class _Apps(_Csv):
+    columns: tuple[_Column, ...]
 
     def __init__(self, names: str, indexes: Sequence[int] | None, style: Style) -> None:
         super().__init__(indexes, style)
-        known = {**_COLUMNS, **{alias: _COLUMNS[name] for alias, name in _ALIASES.items()}}
-        self._columns: list[_Column] = [fields.named(name.strip(), known) for name in names.split(",")]
+        known = {name: column for column in self.columns for name in (column.name, *column.aliases)}
+        self._columns = fields.named(names.split(","), known)
 
     def header(self) -> str:
         return ", ".join(
@@ -136,27 +156,57 @@ class ComputeApps(_Csv):
             lines.problems.append(NO_NAMES)
         return lines
 
+    def processes(self, asker: Asker, problems: list[str]) -> Sequence[Any]:
+        """Those of one GPU. Raises GivenUp."""
+        raise NotImplementedError
+
     def _read_gpu(self, nvml: Any, index: int, count: int, names: Names, lines: Lines) -> None:
         wanted = [column.name for column in self._columns if column.name in _OF_GPU]
         row = Row(nvml, index, count, fields.find(_OF_GPU[name] for name in wanted), Driver(0), self.style)
         lines.problems += [f"GPU {index}: {trouble}" for trouble in dict.fromkeys(row.troubles)]
         if row.asker is None:
             return
-        asker: Asker = row.asker
-        try:
-            processes = running(asker, ["compute"])
-        except GivenUp:
-            processes = None
-        lines.problems += [f"GPU {index}: no processes: {failure.message}" for failure in asker.errors]
+        problems: list[str] = []
+        processes: Sequence[Any] = ()
+        with contextlib.suppress(GivenUp):
+            processes = self.processes(row.asker, problems)
+        problems += [f"no processes: {failure.message}" for failure in row.asker.errors]
+        lines.problems += [f"GPU {index}: {problem}" for problem in dict.fromkeys(problems)]
         gpu = dict(zip(wanted, row.cells, strict=True))
-        for process in processes or ():
+        for process in processes:
             lines.rows.append(", ".join(self._cell(column, process, gpu, names) for column in self._columns))
 
-    def _cell(self, column: _Column, process: Process, gpu: dict[str, str], names: Names) -> str:
+    def _cell(self, column: _Column, process: Any, gpu: dict[str, str], names: Names) -> str:
         text = column.cell(process, gpu, names)
         if text is None:
             return forms.ABSENT
         return f"{text} {column.unit}" if column.unit and self.style.units else text
+
+
+class ComputeApps(_Apps):
+    """``--query-compute-apps``."""
+
+    columns = _COMPUTE
+
+    def processes(self, asker: Asker, problems: list[str]) -> Sequence[Process]:
+        return running(asker, ["compute"]) or ()
+
+
+class AccountedApps(_Apps):
+    """``--query-accounted-apps``."""
+
+    columns = _ACCOUNTED
+
+    def processes(self, asker: Asker, problems: list[str]) -> Sequence[Accounted]:
+        on = is_on(asker)
+        if on is None:
+            if not asker.errors:
+                problems.append("this GPU keeps no account of processes")
+            return ()
+        if not on:
+            problems.append("it keeps no account of processes: nvidia-smi --accounting-mode=1 has it do so (as root)")
+        # What was counted before it was turned off is still there.
+        return accounted(asker) or ()
 
 
 NO_NAMES = (

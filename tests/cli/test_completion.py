@@ -54,7 +54,7 @@ def test_commands() -> None:
 
 
 def test_options() -> None:
-    assert set(in_bash("query", "--query-")) == {"--query-gpu", "--query-compute-apps"}
+    assert set(in_bash("query", "--query-")) == {"--query-gpu", "--query-compute-apps", "--query-accounted-apps"}
 
 
 @pytest.mark.parametrize("command", ["query", "run"])
@@ -74,6 +74,7 @@ def test_fields_after_a_comma() -> None:
     known = {name for field in FIELDS for name in (field.name, *field.aliases) if name.startswith("memory.")}
     assert set(offered) == {f"name,{name}" for name in known}
     assert "name,memory.used" in offered
+    assert in_bash("query", "--query-accounted-apps", "pid,max") == ["pid,max_memory_usage"]
     assert in_bash("query", "--query-compute-apps", "pid,used_gpu_m") == ["pid,used_gpu_memory"]
     assert in_bash("query", "--format", "csv,no") == ["csv,noheader", "csv,nounits"]
     assert in_bash("query", "--format", "csv,noheader,no") == ["csv,noheader,nounits"]

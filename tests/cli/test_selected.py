@@ -364,7 +364,7 @@ def test_names_of_processes_only_where_pids_are_ours() -> None:
             ["--query-gpu=memory.usedd", "--format=csv"],
             'Field "memory.usedd" is not a valid field to query. Is it memory.used',
         ),
-        (["--query-gpu=name,", "--format=csv"], 'Field "" is not a valid field to query.'),
+        (["--query-gpu=name,", "--format=csv"], "--query-gpu name,: expected names of fields"),
         (["--query-gpu=power.drawn", "--format=csv"], "--help-query-gpu lists all"),
         (["--query-compute-apps=gpu", "--format=csv"], "gpu_"),
         (["--query-gpu=name"], "--query-gpu needs --format=csv"),
