@@ -19,15 +19,25 @@ from typing import Any
 from host import require
 
 ROOT = Path(__file__).parents[2]
-# Without overlayfs in the kernel every layer, and every container, is a copy of the whole image.
-DRIVER = "overlay" if re.search(r"\boverlay$", Path("/proc/filesystems").read_text(), re.M) else "vfs"
-PODMAN = (
-    f"podman --root /var/lib/containers/{DRIVER} --storage-driver {DRIVER} --cgroup-manager cgroupfs --log-level error"
-)
 SOURCES = (
     *("csrc", "nvsandbox", "man", "containers"),
     *("meson.build", "meson.options", "nvsandbox_command.py", "pyproject.toml", "README.md", "LICENSE"),
 )
+
+
+# Whether a folder's file system can be below an overlay and above one: not every kernel has overlays, and they cannot.
+TRY_OVERLAY = """
+mount -t tmpfs tmpfs /mnt && mkdir "$0/overlay" && cd "$0/overlay" && mkdir lower upper work &&
+    mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work /mnt
+status=$?
+rm -rf "$0/overlay"
+exit $status
+"""
+
+
+def can_overlay(folder: Path) -> bool:
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", TRY_OVERLAY, str(folder)]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
 class Podman:
@@ -37,6 +47,12 @@ class Podman:
     def __init__(self, tree: Path, files: Path) -> None:
         self.tree = tree
         self.files = files
+        # Without overlays every layer, and every container, is a copy of the whole image.
+        driver = "overlay" if can_overlay(tree.parent) else "vfs"
+        self._podman = (
+            f"podman --root /var/lib/containers/{driver} --storage-driver {driver} --cgroup-manager cgroupfs "
+            "--log-level error"
+        )
 
     def try_(self, script: str, *, seccomp: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
         """Runs a bash script; with `seccomp` as the default profile of containers."""
@@ -45,7 +61,7 @@ class Podman:
             (self.files / "seccomp.json").write_text(json.dumps(seccomp))
             containers = 'seccomp_profile = "/files/seccomp.json"\n'
         (self.files / "containers.conf").write_text(f"[containers]\n{containers}")
-        head = f'set -eu\npodman () {{ command {PODMAN} "$@"; }}\n'
+        head = f'set -eu\npodman () {{ command {self._podman} "$@"; }}\n'
         # What a test that failed has left, or one that was killed
         tidy = "tidy () { podman pod rm -fa -t 0; podman rm -fa -t 0; } >/dev/null 2>&1\ntrap tidy EXIT\ntidy\n"
         (self.files / "script").write_text(f"{head}{tidy}{script}\n")
@@ -95,7 +111,7 @@ class Podman:
             podman build -q --network host --build-arg BASE=localhost/base --label sources={state.hexdigest()} \\
                 --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -v /files/wheels:/wheels:ro \\
                 -t nvsandbox -f /files/src/containers/Dockerfile /files/src
-            podman image prune -f
+            podman image prune -f --filter until=168h # younger layers are those that a change of the sources leaves valid
             """
         )
         (self.files / "base.tar").unlink()

@@ -14,19 +14,14 @@ from typing import Any
 import pytest
 import yaml
 from host import require
-from podman import ROOT, Podman
+from manifests import MANIFESTS, PAGE, Manifest, container_of, pod_of
+from podman import Podman
 from profiles import UNCONFINED, Profiles
 
 import nvsandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-MANIFESTS = {
-    manifest["metadata"]["name"]: manifest
-    for manifest in map(
-        yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "kubernetes.md").read_text(), re.M | re.S)
-    )
-}
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 # A driver in a container: its library is the simulator's, its nodes are those of two GPUs.
 DRIVER = f"""
@@ -101,7 +96,8 @@ def pods(podman: Podman) -> Podman:
     require(shutil.which("cc"), "needs a C compiler")
     source = str(Path(__file__).with_name("exporter.c"))
     subprocess.run(["cc", "-o", podman.files / "exporter", source], check=True)
-    subprocess.run(["cc", "-static", "-DBARE", "-o", podman.files / "bare", source], check=True)
+    static = subprocess.run(["cc", "-static", "-DBARE", "-o", podman.files / "bare", source], stderr=subprocess.DEVNULL)
+    require(static.returncode == 0, "needs a C library to link statically with")
     shutil.copy(Path(nvsandbox.__file__).parent / "sim" / "libnvidia-ml.so.1", podman.files)
     (podman.files / "nvidia.json").write_text(json.dumps(CDI))
     (podman.files / "exporter.Dockerfile").write_text(
@@ -125,22 +121,17 @@ def pods(podman: Podman) -> Podman:
     return podman
 
 
-def container_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    return container
-
-
 Said = dict[str, list[str]]
 """What the exporter in a pod said, by the first word of its lines; ``host``: the stand-in's nodes after it;
 ``inspect``: what podman says of the container."""
 
 
-def play(pods: Podman, profiles: Profiles, manifest: dict[str, Any], runtime: str) -> Said:
+def play(pods: Podman, profiles: Profiles, manifest: Manifest, runtime: str) -> Said:
     """Plays the manifest with the default profile of that runtime."""
     manifest = copy.deepcopy(manifest)
     container = container_of(manifest)
     container["env"] += [{"name": "NVSANDBOX_SIM", "value": "h100x2"}, {"name": "NVSANDBOX_DEBUG", "value": "1"}]
-    pod = manifest["spec"]["template"]["spec"]
+    pod = pod_of(manifest)
     if "runtimeClassName" in pod:
         # In place of the limits of memory and CPU, whose controllers may be missing where tests run
         container["resources"] = {"limits": {"nvidia.com/gpu=all": 1}}
@@ -258,8 +249,7 @@ def test_without_a_sandbox_the_node_is_polluted_and_can_be_cleaned(pods: Podman)
     ]
     container_of(manifest)["image"] = "exporter"
     (pods.files / "pod.yaml").write_text(yaml.safe_dump(manifest))
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
-    commands = re.findall(r"^(nvsandbox nodes (?:.*\\\n)*.*)$", page, re.M)
+    commands = re.findall(r"^(nvsandbox nodes (?:.*\\\n)*.*)$", PAGE, re.M)
     assert len(commands) == 3
     debug = "podman run --rm --privileged --pid host --network none -v /:/host nvsandbox"
     cleaning = "\n".join(f"{debug} {command.removeprefix('nvsandbox ')} || echo status $?" for command in commands)

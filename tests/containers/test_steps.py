@@ -117,3 +117,19 @@ def test_making_nodes_takes_cap_mknod_too(podman: Podman) -> None:
     made, refused = out.splitlines()
     assert made == "made"
     assert "Operation not permitted" in refused
+
+
+def test_a_node_is_no_use_without_the_device_cgroup(podman: Podman) -> None:
+    """A device that runtimes do not allow by themselves, as they do not a GPU's: why there is privileged or a runtime
+    class. Opening this one for writing needs no privilege."""
+    use = "mknod /dev/kmsg-too c 1 11 && : >/dev/kmsg-too"
+    out = podman.run(
+        f"""
+        for how in '--cap-add all' --privileged; do
+            podman run --rm --network none $how --entrypoint nvsandbox nvsandbox run --isolation mount -- \\
+                sh -c '{use}' && echo opened || echo refused
+        done 2>&1
+        """
+    )
+    assert [line for line in out.splitlines() if line in ("opened", "refused")] == ["refused", "opened"]
+    assert "Operation not permitted" in out
