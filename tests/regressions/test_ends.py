@@ -39,7 +39,7 @@ def test_a_hang_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) 
     def start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    with nvml_isolated(simulate="t4,hang=nvmlDeviceGetName", timeout=0.2) as nvml:
+    with nvml_isolated(simulate="t4,hang=nvmlDeviceGetName", timeout=1) as nvml:
         pid = nvml.session.pid
         device = nvml.nvmlDeviceGetHandleByIndex(0)
         with monkeypatch.context() as patch:

@@ -20,7 +20,7 @@ from nvsandbox import CallFailed, CallTimeout, nvml_isolated
 @pytest.mark.parametrize("transport", ["shm", "pipe"])
 def test_their_time_limit_counts_while_a_channel_is_opened(transport: str) -> None:
     """A worker that did not answer held them up for ten seconds each, one after the other, and was never replaced."""
-    with nvml_isolated(simulate="t4", timeout=0.3, transport=transport) as nvml:
+    with nvml_isolated(simulate="t4", timeout=1, transport=transport) as nvml:
         pid = nvml.session.pid
         assert nvml.nvmlDeviceGetCount() == 1
         stop(pid)

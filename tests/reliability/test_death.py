@@ -129,12 +129,12 @@ int nvmlDeviceGetCount_v2 (unsigned *count)
 @pytest.mark.parametrize("transport", ["shm", "pipe"])
 def test_f3_half_a_reply(compile_library: Any, transport: str, length: int, stays: bool) -> None:
     library = compile_library(f"#define LENGTH {length}u\n#define STAYS {int(stays)}\n{HALF}")
-    with nvml_isolated(library=library, transport=transport, timeout=0.5) as nvml:
+    with nvml_isolated(library=library, transport=transport, timeout=1) as nvml:
         assert nvml.nvmlSystemGetDriverVersion() == "1"
         start = time.monotonic()
         with pytest.raises((WorkerDied, nvsandbox.CallTimeout)):
             nvml.nvmlDeviceGetCount()
-        assert time.monotonic() - start < 10  # the limit is half a second
+        assert time.monotonic() - start < 10  # the limit is a second
         assert nvml.nvmlSystemGetDriverVersion() == "1"
 
 
@@ -219,7 +219,7 @@ def test_f9_waits_with_a_lasting_error_hold_up_nobody() -> None:
 
 def test_a_wait_blocks_nobody_else() -> None:
     """A wait of its own length, with a limit for calls that is shorter."""
-    with nvml_isolated(simulate="h100", timeout=0.5) as nvml:
+    with nvml_isolated(simulate="h100", timeout=1) as nvml:
         handle = nvml.nvmlDeviceGetHandleByIndex(0)
         events = nvml.nvmlEventSetCreate()
         nvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)

@@ -225,7 +225,7 @@ def test_a_crash_in_a_call_that_goes_the_short_way():
 
 
 def test_a_hang_in_a_call_that_goes_the_short_way():
-    with nvsandbox.nvml_isolated(simulate="h100x2", timeout=0.3, restart=True) as nvml:
+    with nvsandbox.nvml_isolated(simulate="h100x2", timeout=1, restart=True) as nvml:
         device = nvml.nvmlDeviceGetHandleByIndex(0)
         for _ in range(3):
             nvml.nvmlDeviceGetTemperature(device, 0)
