@@ -14,7 +14,7 @@ import pynvml
 from nvsandbox import forms
 from nvsandbox.asking import Asker, GivenUp
 from nvsandbox.field_table import FIELDS, Field
-from nvsandbox.sources import Call, Length, Own, Reading, Value, part_of
+from nvsandbox.sources import Call, Length, Own, Reading, Source, Value, part_of
 
 _T = TypeVar("_T")
 
@@ -26,8 +26,33 @@ class UnknownFieldError(ValueError):
 
 
 def find(names: Iterable[str]) -> list[Field]:
-    """The fields with these names. Raises UnknownFieldError."""
-    return named(names, _BY_NAME)
+    """The fields with these names: nvidia-smi's, or NVML's. Raises UnknownFieldError."""
+    wanted = [name.strip() for name in names]
+    found = {name: field for name in wanted if name not in _BY_NAME and (field := _by_nvml_name(name)) is not None}
+    return named(wanted, {**_BY_NAME, **found})
+
+
+def _by_nvml_name(name: str) -> Field | None:
+    """The field that an NVML function answers, whichever of its versions is named; or a field value of NVML's as it is,
+    in NVML's units, by the name of its constant (``NVML_FI_DEV_…``). Raises UnknownFieldError where a function answers
+    several."""
+    if name.startswith("NVML_FI_DEV_") and isinstance(value := getattr(pynvml, name, None), int):
+        return Field(name, (), "", Value(value), 0, str, forms.ABSENT, None, None)
+    found = [field for field in FIELDS if _unversioned(name) in _functions(field.source)]
+    if len(found) > 1:
+        several = ", ".join(field.name for field in found)
+        raise UnknownFieldError(f'Field "{name}" stands for several, of which one is to be named: {several}.')
+    return found[0] if found else None
+
+
+def _functions(source: Source | None) -> Iterator[str]:
+    while isinstance(source, Call | Length):
+        yield _unversioned(source.function)
+        source = source.older if isinstance(source, Call) else None
+
+
+def _unversioned(function: str) -> str:
+    return re.sub(r"(?<=[a-z])(_v[0-9]+|V[0-9]?)$", "", function)
 
 
 def named(names: Iterable[str], known: Mapping[str, _T]) -> list[_T]:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 from click.testing import CliRunner, Result
 from host import require
 
-from nvsandbox import fields
+from nvsandbox import fields, nvml_isolated
 from nvsandbox.cli import main
 from nvsandbox.field_table import FIELDS
 
@@ -404,3 +405,44 @@ def test_help_lists_each_field_with_where_it_comes_from() -> None:
     assert '"process_name" or "name"\n' in apps
     names = re.findall(r'^"([\w.]+)"', text, re.M)
     assert run("--simulate", "t4", f"--query-gpu={','.join(names)}", "--format=csv").exit_code == 0
+
+
+# ---- by NVML's names
+
+
+def test_fields_by_the_function_that_they_come_from() -> None:
+    for name in (
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetTemperatureV",
+    ):
+        [field] = fields.find([name])
+        assert cells("h100,frozen=1", name) == cells("h100,frozen=1", field.name)
+    header = run("--simulate", "h100", "--query-gpu=nvmlDeviceGetPowerUsage", "--format=csv").stdout.splitlines()[0]
+    assert header == "power.draw [W]"
+
+
+def test_functions_that_answer_several_fields() -> None:
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        done = run("--simulate", "h100", f"--query-gpu=uuid,{name}", "--format=csv")
+        assert done.exit_code == 2
+        assert f'Field "{name}" stands for several, of which one is to be named: memory.total, ' in done.stderr
+
+
+def test_field_values_by_their_constants() -> None:
+    """As NVML has them, in its units."""
+    names = ["NVML_FI_DEV_MEMORY_TEMP", "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "NVML_FI_DEV_POWER_INSTANT"]
+    (row,) = cells("h100,frozen=1", *names)
+    with nvml_isolated(simulate="h100,frozen=1") as nvml:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+        values = nvml.nvmlDeviceGetFieldValues(gpu, [getattr(pynvml, name) for name in names])
+        assert row[0] == str(values[0].value.uiVal)
+        assert row[1] == str(values[1].value.ullVal)
+        assert row[2] == str(values[2].value.uiVal)
+    done = run("--simulate", "h100", f"--query-gpu={names[0]}", "--format=csv")
+    assert done.stdout.splitlines()[0] == names[0]
+    done = run("--simulate", "h100", "--query-gpu=NVML_FI_DEV_NONSENSE,nvmlDeviceGetNonsense", "--format=csv")
+    assert done.exit_code == 2
+    assert 'Field "NVML_FI_DEV_NONSENSE" is not' in done.stderr
+    assert 'Field "nvmlDeviceGetNonsense" is not' in done.stderr
