@@ -25,5 +25,6 @@ def pod_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def container_of(manifest: Manifest) -> dict[str, Any]:
+    container: dict[str, Any]
     (container,) = pod_of(manifest)["containers"]
     return container

@@ -111,7 +111,7 @@ class Podman:
             podman build -q --network host --build-arg BASE=localhost/base --label sources={state.hexdigest()} \\
                 --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -v /files/wheels:/wheels:ro \\
                 -t nvsandbox -f /files/src/containers/Dockerfile /files/src
-            podman image prune -f --filter until=168h # younger layers are those that a change of the sources leaves valid
+            podman image prune -f --filter until=168h # the younger layers are those that the next sources build on
             """
         )
         (self.files / "base.tar").unlink()

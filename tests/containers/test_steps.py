@@ -5,6 +5,7 @@ docs/kubernetes.md says; and that nothing in the table is more than a step needs
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from podman import Podman
@@ -31,7 +32,7 @@ done
 """
 
 
-def possible(podman: Podman, cases: list[tuple[str, Profile | None, str]]) -> list[set[str]]:
+def possible(podman: Podman, cases: Sequence[tuple[str, Profile | None, str]]) -> list[set[str]]:
     """For each container (options of podman run, seccomp profile or podman's own, what starts the program): the steps
     that are possible, by all three ways to a sandbox."""
     (podman.files / "probe").write_text(PROBE)
