@@ -172,6 +172,30 @@ def gpu_asker(nvml: Any, index: int, errors: list[Failure]) -> Asker:
     return Asker(nvml, errors, resolve)
 
 
+class OfGpu(Protocol):
+    """What is told of a GPU, and why something is missing."""
+
+    error: Failure | None
+    """The GPU could not be asked, or not to the end."""
+    errors: list[Failure]
+
+
+def ask_gpu(nvml: Any, index: int, found: OfGpu, fill: Callable[[Asker], object]) -> None:
+    """Has `fill` ask the GPU with this index for what goes into `found`, whose error says why where it cannot be asked
+    or has to be given up. Raises NVMLError_Uninitialized, which is about all of them."""
+    try:
+        asker = gpu_asker(nvml, index, found.errors)
+    except pynvml.NVMLError_Uninitialized:
+        raise
+    except pynvml.NVMLError as error:
+        found.error = failure_of("gpu", error)
+        return
+    try:
+        fill(asker)
+    except GivenUp as given_up:
+        found.error = failure_of("gpu", given_up.__cause__)
+
+
 def gpu_count(nvml: Any) -> int:
     """How many GPUs NVML counts. Raises NVMLError."""
     count = ctypes.c_uint()

@@ -21,9 +21,9 @@ from nvsandbox.asking import (
     Asker,
     Failure,
     GivenUp,
+    ask_gpu,
     bus_id_ways,
     failure_of,
-    gpu_asker,
     gpu_count,
     memory_into,
     number,
@@ -145,17 +145,7 @@ def _fill(asker: Asker, gpu: GPU, processes: bool) -> None:
 
 def _gpu(nvml: Any, index: int, processes: bool) -> GPU:
     gpu = GPU(index)
-    try:
-        asker = gpu_asker(nvml, index, gpu.errors)
-    except pynvml.NVMLError_Uninitialized:
-        raise
-    except pynvml.NVMLError as error:
-        gpu.error = failure_of("gpu", error)
-        return gpu
-    try:
-        _fill(asker, gpu, processes)
-    except GivenUp as given_up:
-        gpu.error = failure_of("gpu", given_up.__cause__)
+    ask_gpu(nvml, index, gpu, lambda asker: _fill(asker, gpu, processes))
     return gpu
 
 

@@ -20,10 +20,10 @@ from nvsandbox.asking import (
     Asker,
     Failure,
     GivenUp,
+    ask_gpu,
     decoded,
     device_of,
     failure_of,
-    gpu_asker,
     gpu_count,
     memory_into,
 )
@@ -163,17 +163,7 @@ def trees(nvml: Any, *, indexes: Sequence[int] | None = None) -> list[MigTree]:
 
 def _tree(nvml: Any, index: int) -> MigTree:
     tree = MigTree(index)
-    try:
-        asker = gpu_asker(nvml, index, tree.errors)
-    except pynvml.NVMLError_Uninitialized:
-        raise
-    except pynvml.NVMLError as error:
-        tree.error = failure_of("gpu", error)
-        return tree
-    try:
-        _fill(asker, tree)
-    except GivenUp as given_up:
-        tree.error = failure_of("gpu", given_up.__cause__)
+    ask_gpu(nvml, index, tree, lambda asker: _fill(asker, tree))
     return tree
 
 

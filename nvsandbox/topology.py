@@ -17,7 +17,7 @@ from typing import Any
 
 import pynvml
 
-from nvsandbox.asking import Asker, Failure, GivenUp, bus_id_ways, failure_of, gpu_asker, gpu_count
+from nvsandbox.asking import Asker, Failure, GivenUp, ask_gpu, bus_id_ways, failure_of, gpu_count
 from nvsandbox.errors import SandboxError
 
 # NVML's levels (nvmlGpuTopologyLevel_t). Two GPUs on one board, level 0, have a single bridge between them.
@@ -128,14 +128,8 @@ class _Side:
 def _side(nvml: Any, index: int) -> _Side:
     gpu = Gpu(index)
     side = _Side(gpu)
-    try:
-        asker = gpu_asker(nvml, index, gpu.errors)
-    except pynvml.NVMLError_Uninitialized:
-        raise
-    except pynvml.NVMLError as error:
-        gpu.error = failure_of("gpu", error)
-        return side
-    try:
+
+    def fill(asker: Asker) -> None:
         gpu.name = asker.ask("name", lambda: asker.text("nvmlDeviceGetName", asker.handle))
         gpu.uuid = asker.ask("uuid", lambda: asker.text("nvmlDeviceGetUUID", asker.handle))
         gpu.pci_bus_id = asker.ask("pci_bus_id", *bus_id_ways(asker))
@@ -143,10 +137,9 @@ def _side(nvml: Any, index: int) -> _Side:
         gpu.numa_affinity = asker.ask("numa_affinity", lambda: _mask(asker, "nvmlDeviceGetMemoryAffinity", 16, 0))
         gpu.gpu_numa_node = asker.ask("gpu_numa_node", lambda: asker.u32("nvmlDeviceGetNumaNodeId"))
         _nvlinks(asker, side)
-    except GivenUp as given_up:
-        gpu.error = failure_of("gpu", given_up.__cause__)
-        return side
-    side.asker = asker
+        side.asker = asker
+
+    ask_gpu(nvml, index, gpu, fill)
     return side
 
 

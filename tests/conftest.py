@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # for `from host import ...`
 
 import host as stand_in
-from host import Host, require
+from host import DRIVER, Host, require
 from leftovers import MARK, Snapshot
 
 # How long an example takes is up to the machine; and in CI the same examples are drawn every time.
@@ -108,3 +108,13 @@ def host_with_nobody(host: Host) -> Host:
     """The same, where unprivileged users can run this package as well."""
     require(host.python_for_nobody(), "needs a Python that an unprivileged user can run")
     return host
+
+
+@pytest.fixture
+def real_library(host: Host) -> str:
+    """The path of NVIDIA's libnvidia-ml.so.1, readable by every user."""
+    chosen = os.environ.get("NVSANDBOX_TEST_NVML")
+    found = [Path(chosen)] if chosen else sorted(DRIVER.glob("**/nvidia/current/libnvidia-ml.so.1"))
+    require(found and found[0].exists(), "needs NVIDIA's library: run scripts/fetch-nvidia-nvml")
+    require(not os.path.exists("/proc/driver/nvidia"), "needs a machine without NVIDIA's driver")
+    return host.readable(found[0])

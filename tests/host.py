@@ -34,6 +34,9 @@ from typing import Any
 
 NOBODY = 65534
 
+DRIVER = Path(__file__).resolve().parents[1] / ".cache" / "nvidia" / "root"
+"""Where scripts/fetch-nvidia-nvml puts NVIDIA's library and programs."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -11,6 +11,7 @@ import select
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +46,21 @@ def stop(pid: int) -> None:
     """SIGSTOP to a child, and back when all of its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def forked(action: Callable[[], object]) -> int:
+    """A forked child that does this: its process id. Its exit status is 0 if that raised nothing."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return pid
 
 
 def workers_of(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ import click
 
 import nvsandbox
 from nvsandbox import options as options_
-from nvsandbox.cli import completing, failure, wording
+from nvsandbox.cli import completing, failure, places, wording
 
 if TYPE_CHECKING:
     from nvsandbox.doctor import Report
@@ -23,24 +23,7 @@ _STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
 
 
 @click.command()
-@click.option(
-    "--driver-root",
-    shell_complete=completing.folder,
-    metavar="DIR",
-    help="Root of the tree with the driver's libraries.  [default: /]",
-)
-@click.option(
-    "--dev-root",
-    shell_complete=completing.folder,
-    metavar="DIR",
-    help="Root whose dev/ has the nodes.  [default: the driver root or /]",
-)
-@click.option(
-    "--library",
-    shell_complete=completing.file,
-    metavar="FILE",
-    help="The libnvidia-ml.so.1 to load.  [default: searched for]",
-)
+@places.places()
 @click.option(
     "--simulate",
     shell_complete=completing.gpus,

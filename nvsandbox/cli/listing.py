@@ -121,6 +121,22 @@ def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> Iterator[str]:
         yield gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
+def _cells(gpu: GPU) -> tuple[str, ...]:
+    """What the lines and the wide table say of a GPU in the same words."""
+    return (
+        text(gpu.name),
+        text(gpu.uuid),
+        text(gpu.pci_bus_id),
+        mib(gpu.memory_used_bytes),
+        mib(gpu.memory_free_bytes),
+        mib(gpu.memory_reserved_bytes),
+        mib(gpu.memory_total_bytes),
+        text(gpu.utilization_gpu_percent),
+        text(gpu.utilization_memory_percent),
+        text(gpu.temperature_celsius),
+    )
+
+
 def plain(report: Report) -> Iterator[str]:
     """One line for each GPU, then one for each MIG device; cells are two or more spaces apart."""
     yield _heading(report)
@@ -130,16 +146,7 @@ def plain(report: Report) -> Iterator[str]:
             (
                 str(gpu.index),
                 _node(gpu),
-                text(gpu.name),
-                text(gpu.uuid),
-                text(gpu.pci_bus_id),
-                mib(gpu.memory_used_bytes),
-                mib(gpu.memory_free_bytes),
-                mib(gpu.memory_reserved_bytes),
-                mib(gpu.memory_total_bytes),
-                text(gpu.utilization_gpu_percent),
-                text(gpu.utilization_memory_percent),
-                text(gpu.temperature_celsius),
+                *_cells(gpu),
                 _watts(gpu.power_milliwatts),
                 _watts(gpu.power_limit_milliwatts),
                 _mig(gpu),
@@ -239,16 +246,7 @@ def _wide(report: Report, width: int) -> list[str] | None:
             (
                 str(gpu.index),
                 _node(gpu).removeprefix("/dev/"),
-                text(gpu.name),
-                text(gpu.uuid),
-                text(gpu.pci_bus_id),
-                mib(gpu.memory_used_bytes),
-                mib(gpu.memory_free_bytes),
-                mib(gpu.memory_reserved_bytes),
-                mib(gpu.memory_total_bytes),
-                text(gpu.utilization_gpu_percent),
-                text(gpu.utilization_memory_percent),
-                text(gpu.temperature_celsius),
+                *_cells(gpu),
                 f"{_watts(gpu.power_milliwatts)}/{_watts(gpu.power_limit_milliwatts)}",
                 _mig(gpu),
                 "failed" if gpu.error is not None else _status(gpu),  # the reason is on stderr

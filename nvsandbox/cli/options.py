@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from nvsandbox.blocks import nvml_isolated
-from nvsandbox.cli import completing
+from nvsandbox.cli import completing, places
 from nvsandbox.cli.wording import as_options
 from nvsandbox.errors import SandboxStartError
 from nvsandbox.isolation import CHOICES
@@ -28,10 +28,6 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"{value!r}: expected seconds, such as 5, or none for no limit") from None
 
 
-def _list(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
-    return None if value is None else [item.strip() for item in value.split(",")]
-
-
 _OPTIONS = (
     click.option(
         "--simulate",
@@ -39,29 +35,12 @@ _OPTIONS = (
         shell_complete=completing.gpus,
         help="Simulated GPUs instead of a driver: h100x8, a100x2,mig=1g.5gb*7.",
     ),
-    click.option(
-        "--driver-root",
-        metavar="DIR",
-        shell_complete=completing.folder,
-        help="Root of the tree with the driver's libraries.  [default: /]",
-    ),
-    click.option(
-        "--dev-root",
-        metavar="DIR",
-        shell_complete=completing.folder,
-        help="Root whose dev/ has the nodes.  [default: the driver root or /]",
-    ),
-    click.option(
-        "--library",
-        metavar="FILE",
-        shell_complete=completing.file,
-        help="The libnvidia-ml.so.1 to load.  [default: searched for]",
-    ),
+    places.places(),
     click.option("--isolation", type=click.Choice(CHOICES), help="How NVML is isolated.  [default: auto]"),
     click.option(
         "--devices",
         metavar="LIST",
-        callback=_list,
+        callback=places.parts,
         help="Only these GPUs: 0,2 (minor numbers), GPU-…, PCI ids; simulated ones by number.",
     ),
     click.option("--timeout", metavar="SECONDS", callback=_seconds, help="Limit of each NVML call.  [default: 30]"),

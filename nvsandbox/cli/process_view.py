@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import pynvml
-
-from nvsandbox.asking import Failure, GivenUp, failure_of, gpu_asker, gpu_count
+from nvsandbox.asking import Asker, Failure, ask_gpu, gpu_count
 from nvsandbox.cli.listing import NA, aligned, mib, text
 from nvsandbox.cli.selected import NO_NAMES
 from nvsandbox.cli.view import about, of_gpu, told
@@ -86,17 +84,11 @@ class Processes:
 
 def _of_gpu(nvml: Any, index: int, names: Names) -> GpuProcesses:
     gpu = GpuProcesses(index)
-    try:
-        asker = gpu_asker(nvml, index, gpu.errors)
-    except pynvml.NVMLError_Uninitialized:
-        raise
-    except pynvml.NVMLError as error:
-        gpu.error = failure_of("gpu", error)
-        return gpu
-    try:
+
+    def fill(asker: Asker) -> None:
         gpu.uuid = asker.ask("uuid", lambda: asker.text("nvmlDeviceGetUUID", asker.handle))
         processes = running(asker, ALL_KINDS)
         gpu.processes = None if processes is None else clients(processes, names)
-    except GivenUp as given_up:
-        gpu.error = failure_of("gpu", given_up.__cause__)
+
+    ask_gpu(nvml, index, gpu, fill)
     return gpu

@@ -13,7 +13,7 @@ import click
 from nvsandbox import isolation as ladder
 from nvsandbox import options as sandbox
 from nvsandbox import run as runner
-from nvsandbox.cli import completing, streams
+from nvsandbox.cli import completing, places, streams
 from nvsandbox.cli.wording import as_options, printable
 
 if TYPE_CHECKING:
@@ -63,34 +63,21 @@ def _fail(message: str, kind: str, exit_code: int = runner.EXIT_FAILED, *, as_js
     raise click.exceptions.Exit(exit_code)
 
 
-def _list(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
-    return None if value is None else [item.strip() for item in value.split(",")]
-
-
 @click.command(cls=_Run, context_settings={"allow_interspersed_args": False})
 @click.option("--isolation", type=click.Choice(ladder.CHOICES), help="How the program is isolated.  [default: auto]")
 @click.option("--user", is_flag=True, help="The same as --isolation user: needs no privileges.")
 @click.option("--guard", is_flag=True, help="The same as --isolation guard: no /dev of its own.")
 @click.option("--lockdown", is_flag=True, help="Also drop capabilities; refuse mounts, namespaces, tracing, modules.")
-@click.option(
-    "--driver-root",
-    shell_complete=completing.folder,
-    metavar="DIR",
-    help="Root of the tree with the driver's libraries and nvidia-smi.",
+@places.places(
+    driver_root="Root of the tree with the driver's libraries and nvidia-smi.",
+    library="The libnvidia-ml.so.1 that the program is to find.",
 )
 @click.option(
-    "--dev-root",
-    shell_complete=completing.folder,
-    metavar="DIR",
-    help="Root whose dev/ has the nodes.  [default: the driver root or /]",
+    "--devices",
+    metavar="LIST",
+    callback=places.parts,
+    help="Only these GPUs: 0,2 (minor numbers), GPU-…, PCI ids.",
 )
-@click.option(
-    "--library",
-    shell_complete=completing.file,
-    metavar="FILE",
-    help="The libnvidia-ml.so.1 that the program is to find.",
-)
-@click.option("--devices", metavar="LIST", callback=_list, help="Only these GPUs: 0,2 (minor numbers), GPU-…, PCI ids.")
 @click.option(
     "--simulate", shell_complete=completing.gpus, metavar="GPUS", help="Simulated GPUs: h100x8, a100x2,mig=1g.5gb*7."
 )

@@ -36,16 +36,23 @@ def hears_of_processes() -> bool:
     return True
 
 
-def watched(audit: Audit, script: str, *options: str, end: bool = True) -> tuple[list[dict[str, Any]], int, str]:
-    """What was told while a script ran. At `echo PATH; read` the script waits until something was told of that."""
-    process = audit.start("--host", "--json", *options)
+def until_watching(process: subprocess.Popen[str]) -> str:
+    """What it has said by the time that it watches."""
     assert process.stderr is not None
     said = ""
     while "watching" not in said:
         line = process.stderr.readline()
         assert line, said
         said += line
+    return said
+
+
+def watched(audit: Audit, script: str, *options: str, end: bool = True) -> tuple[list[dict[str, Any]], int, str]:
+    """What was told while a script ran. At `echo PATH; read` the script waits until something was told of that."""
+    process = audit.start("--host", "--json", *options)
+    said = until_watching(process)
     assert process.stdout is not None
+    assert process.stderr is not None
     events: list[dict[str, Any]] = []
     with subprocess.Popen(["bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as ran:
         assert ran.stdin is not None
@@ -186,12 +193,7 @@ def test_a_limit_holds_in_a_flood(audit: Audit) -> None:
 def test_another_folder(audit: Audit, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     process = audit.start("--host", "--json", "--for", "2s", "--dev", str(tmp_path / "dev"))
-    assert process.stderr is not None
-    said = ""
-    while "watching" not in said:
-        line = process.stderr.readline()
-        assert line, said
-        said += line
+    until_watching(process)
     (tmp_path / "dev" / "nvidia0").write_text("")
     (tmp_path / "outside").write_text("")
     out, _ = process.communicate(timeout=30)

@@ -440,13 +440,8 @@ def test_version_and_help() -> None:
 
 
 @pytest.mark.real
-def test_without_a_driver_the_real_library_is_1(host: Any) -> None:
-    chosen = os.environ.get("NVSANDBOX_TEST_NVML")
-    cache = DOCS.parents[2] / ".cache" / "nvidia" / "root"
-    found = [Path(chosen)] if chosen else sorted(cache.glob("**/nvidia/current/libnvidia-ml.so.1"))
-    require(found, "needs NVIDIA's library: run scripts/fetch-nvidia-nvml")
-    require(not os.path.exists("/proc/driver/nvidia"), "needs a machine without NVIDIA's driver")
-    result = run("--library", str(found[0]), "--json")
+def test_without_a_driver_the_real_library_is_1(real_library: str) -> None:
+    result = run("--library", real_library, "--json")
     no_traceback(result, 1)
     error = json.loads(result.stdout)["error"]
     assert (error["type"], error["nvml_code"]) == ("NVMLError_DriverNotLoaded", 9)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pynvml
 import pytest
 from click.testing import CliRunner, Result
-from host import require
+from host import DRIVER, require
 
 from nvsandbox import fields, nvml_isolated
 from nvsandbox.cli import main
@@ -197,7 +197,7 @@ NAME = rb"[a-z][A-Za-z_0-9]*(?:\.[A-Za-z_0-9]+)+"
 def test_the_fields_of_nvidias_own_program_are_known() -> None:
     """The names lie together in it: those that --query-gpu has, and the headings of its help."""
     chosen = os.environ.get("NVSANDBOX_TEST_NVML")
-    root = Path(chosen).parents[5] if chosen else ROOT / ".cache" / "nvidia" / "root"
+    root = Path(chosen).parents[5] if chosen else DRIVER
     program_file = root / "usr" / "lib" / "nvidia" / "current" / "nvidia-smi"
     require(program_file.exists(), "needs NVIDIA's nvidia-smi: run scripts/fetch-nvidia-nvml")
     program = program_file.read_bytes()

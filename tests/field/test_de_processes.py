@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 from host import Host, require
+from waiting import forked
 
 from nvsandbox import StaleHandle, nvml_isolated
 
@@ -73,22 +74,6 @@ def _check_uuids(nvml: Any, uuids: list[str], calls: int, offset: int) -> None:
         assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)) == uuids[index]
 
 
-def _forked(action: Any) -> int:
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return pid
-
-
 @pytest.mark.parametrize("transport", ["shm", "pipe"])
 def test_e1_a_forked_child_has_a_worker_of_its_own(transport: str) -> None:
     """It neither uses nor reaps nor kills the parent's, and answers never cross."""
@@ -106,7 +91,7 @@ def test_e1_a_forked_child_has_a_worker_of_its_own(transport: str) -> None:
             _check_uuids(pynvml, uuids, 50, offset)
             nvml.session.close()
 
-        children = [_forked(lambda offset=offset: child(offset)) for offset in range(4)]
+        children = [forked(lambda offset=offset: child(offset)) for offset in range(4)]
         _check_uuids(nvml, uuids, 1000, 5)
         assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
         os.close(write)
@@ -124,7 +109,7 @@ def test_e1_a_child_that_does_nothing_leaves_the_parent_alone() -> None:
     with nvml_isolated(simulate="t4") as nvml:
         parents = nvml.session.pid
         for end in (lambda: None, lambda: nvml.session.close(), lambda: nvml.__dict__.clear()):
-            assert os.waitpid(_forked(end), 0)[1] == 0
+            assert os.waitpid(forked(end), 0)[1] == 0
             assert nvml.nvmlDeviceGetCount() == 1
             assert nvml.session.pid == parents
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host import Host, require
-
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "nvidia" / "root"
+from host import DRIVER, Host, require
 
 pytestmark = pytest.mark.real
 
@@ -35,7 +33,7 @@ def audited(program: str, library: str) -> dict[str, Any]:
 
 
 def test_the_node_that_nvidia_smi_leaves(host: Host, real_library: str) -> None:
-    found_programs = sorted(CACHE.glob("usr/lib/nvidia/current/nvidia-smi"))
+    found_programs = sorted(DRIVER.glob("usr/lib/nvidia/current/nvidia-smi"))
     require(found_programs, "needs NVIDIA's nvidia-smi: run scripts/fetch-nvidia-nvml")
     program = host.readable(found_programs[0])
     Path(program).chmod(0o755)

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from host import Host, require
-
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "nvidia" / "root"
+from host import DRIVER, Host, require
 
 pytestmark = pytest.mark.real
 
@@ -42,9 +39,9 @@ def started(driver_root: str, runs: list[list[str] | None]) -> list[tuple[int, s
 
 
 def test_nvidia_smi(host: Host, real_library: str) -> None:
-    require(list(CACHE.glob("usr/lib/nvidia/current/nvidia-smi")), "needs NVIDIA's: run scripts/fetch-nvidia-nvml")
+    require(list(DRIVER.glob("usr/lib/nvidia/current/nvidia-smi")), "needs NVIDIA's: run scripts/fetch-nvidia-nvml")
     steps: list[list[str] | None] = [[], ["--user"], ["--guard"], ["--lockdown"]]
-    *inside, direct = host.run(started, driver_root=str(CACHE), runs=[*steps, None])
+    *inside, direct = host.run(started, driver_root=str(DRIVER), runs=[*steps, None])
     status, output, errors, made = direct
     assert status == 9
     assert "NVIDIA-SMI has failed" in output
@@ -54,8 +51,8 @@ def test_nvidia_smi(host: Host, real_library: str) -> None:
 
 
 def test_the_report_names_what_it_does(host: Host, real_library: str) -> None:
-    require(list(CACHE.glob("usr/lib/nvidia/current/nvidia-smi")), "needs NVIDIA's: run scripts/fetch-nvidia-nvml")
-    [(status, _, errors, made)] = host.run(started, driver_root=str(CACHE), runs=[["--report"]])
+    require(list(DRIVER.glob("usr/lib/nvidia/current/nvidia-smi")), "needs NVIDIA's: run scripts/fetch-nvidia-nvml")
+    [(status, _, errors, made)] = host.run(started, driver_root=str(DRIVER), runs=[["--report"]])
     assert (status, made) == (9, [])
     assert "created  /dev/nvidiactl: character device 195:255, mode 0666, root:root\n" in errors
     assert "created  /dev/char/195:255: link to ../nvidiactl\n" in errors

@@ -14,25 +14,9 @@ from typing import Any
 
 import pynvml
 import pytest
-from waiting import until, workers_of
+from waiting import forked, until, workers_of
 
 from nvsandbox import nvml_isolated
-
-
-def _child(action: Any) -> int:
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return pid
 
 
 def _status(pid: int, limit: float = 60.0) -> int | str:
@@ -74,7 +58,7 @@ def test_e1_forks_while_other_threads_call(plain: bool) -> None:
         for thread in threads:
             thread.start()
         try:
-            statuses = [_status(_child(lambda number=number: child(number))) for number in range(25)]
+            statuses = [_status(forked(lambda number=number: child(number))) for number in range(25)]
         finally:
             stop.set()
             for thread in threads:
@@ -95,7 +79,7 @@ def test_e1_a_thousand_calls_interleaved_over_many_processes() -> None:
                 assert nvml.nvmlDeviceGetUUID(handles[index]) == tokens[index]
             nvml.session.close()
 
-        children = [_child(calls) for _ in range(4)]
+        children = [forked(calls) for _ in range(4)]
         for number in range(1000):
             assert nvml.nvmlDeviceGetUUID(handles[number % 8]) == tokens[number % 8]
         assert [_status(pid) for pid in children] == [0] * 4
@@ -119,7 +103,7 @@ def test_a_child_does_not_keep_a_worker_of_its_parent() -> None:
         time.sleep(60)
 
     read, write = os.pipe()
-    pid = _child(lambda: parent(write))
+    pid = forked(lambda: parent(write))
     os.close(write)
     child = int(os.read(read, 64))
     os.close(read)

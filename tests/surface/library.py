@@ -92,3 +92,9 @@ def side(mode: str, cases: list[Any], timeout: float = 120, env: dict[str, str] 
         if done.returncode != 0:
             raise AssertionError(f"the {mode} side ended with {done.returncode}:\n{done.stderr[-4000:]}")
         return json.loads((folder / "results").read_text())
+
+
+def recorded(candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the cases that there are, with the calls that pynvml makes for each."""
+    expected = side("record", candidates)
+    return [{**case, "expect": text} for case, text in zip(candidates, expected, strict=True) if text is not None]

@@ -22,6 +22,7 @@ import host
 import pytest
 from announcer import GPU, GPU_PATH, Announcer, message
 from host import NOBODY, require
+from waiting import forked
 
 import nvsandbox
 from nvsandbox import SandboxClosed, SandboxError, WatchEvent, WatchKind
@@ -33,18 +34,7 @@ SOON = 20.0
 
 def in_child(work: Callable[[], object]) -> None:
     """Runs it in a forked process."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+    pid = forked(work)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
