@@ -4,10 +4,9 @@
 #include "core.h"
 
 #include <errno.h>
-#include <linux/capability.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
-#include <unistd.h>
+
+#include "worker/syscalls.h"
 
 int
 nvs_look_file_system (const char *path, uint64_t *type)
@@ -23,11 +22,10 @@ nvs_look_file_system (const char *path, uint64_t *type)
 int
 nvs_look_capabilities (uint64_t *effective)
 {
-    struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3, .pid = 0 };
-    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = { 0 };
+    struct nvs_caps caps;
 
-    if (syscall (SYS_capget, &header, data) != 0)
+    if (nvs_sys_capget (&caps) != 0)
         return errno;
-    *effective = (uint64_t)data[1].effective << 32 | data[0].effective;
+    *effective = caps.effective;
     return 0;
 }

@@ -17,8 +17,9 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "clock.h"
 
 /* How long the marshaller's calls look at the reply's number before sleeping. */
 #define SPIN_NS 20000
@@ -49,28 +50,9 @@ nvs_futex_wake (_Atomic uint32_t *word)
 }
 
 static int64_t
-now_ns (void)
-{
-    struct timespec t = { 0, 0 };
-
-    (void)clock_gettime (CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static int64_t
 least (int64_t a, int64_t b)
 {
     return a < b ? a : b;
-}
-
-static void
-relax (void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause ();
-#elif defined(__aarch64__)
-    __asm__ volatile ("yield" ::: "memory");
-#endif
 }
 
 int
@@ -94,9 +76,9 @@ nvs_lane_spin (struct nvs_caller_lane *lane, int64_t spin_ns)
         for (int i = 0; i < 32; i++) {
             if (nvs_lane_answered (lane))
                 return 1;
-            relax ();
+            nvs_relax ();
         }
-        now = now_ns ();
+        now = nvs_now_ns ();
         if (start == 0)
             start = now;
         if (now - start >= spin_ns)
@@ -148,9 +130,9 @@ look (struct nvs_caller_lane *lane, struct nvs_crowd *crowd, int64_t start, int6
         for (int i = 0; i < 32; i++) {
             if (nvs_lane_answered (lane))
                 return SEEN;
-            relax ();
+            nvs_relax ();
         }
-        now = now_ns ();
+        now = nvs_now_ns ();
         if (now >= until)
             return nvs_lane_answered (lane) ? SEEN : NOT_YET;
         if (crowd->waiting > crowd->looking_max || (!at_work_elsewhere (lane) && now - start >= TAKE_NS))
@@ -178,9 +160,9 @@ nap (struct nvs_caller_lane *lane, int64_t wake)
 {
     int64_t late;
 
-    if (nvs_lane_sleep (lane, wake - now_ns ()))
+    if (nvs_lane_sleep (lane, wake - nvs_now_ns ()))
         return 1;
-    late = now_ns () - wake;
+    late = nvs_now_ns () - wake;
     if (late >= 0)
         lane->late_ns = least (late > lane->late_ns ? late : lane->late_ns - (lane->late_ns - late) / 8, LATE_MAX_NS);
     return 0;
@@ -190,7 +172,7 @@ int
 nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_crowd *crowd, int64_t since,
                 int64_t wait_ns)
 {
-    const int64_t until = now_ns () + wait_ns;
+    const int64_t until = nvs_now_ns () + wait_ns;
     int64_t now = until - wait_ns;
     const int64_t wake = since + pace->usual_ns - pace->usual_ns / 16 - lane->late_ns;
     const bool naps = wake - now >= NAP_NS;
@@ -201,10 +183,10 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
         && crowd->waiting <= crowd->looking_max && (pace->hold == 0 || pace->hold-- == 0)) {
         if (naps) {
             if (nap (lane, least (wake, until))) {
-                learn (pace, now_ns () - since, lane->woken ? 2 : 1);
+                learn (pace, nvs_now_ns () - since, lane->woken ? 2 : 1);
                 return 1;
             }
-            now = now_ns ();
+            now = nvs_now_ns ();
             if (now < wake)
                 return 0; /* a signal */
         }
@@ -212,7 +194,7 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
             look_until = now + LOOK_SPARE_NS;
         switch (look (lane, crowd, now, least (least (look_until, now + LOOK_MAX_NS), until))) {
         case SEEN:
-            learn (pace, now_ns () - since, lane->woken ? 1 : 0);
+            learn (pace, nvs_now_ns () - since, lane->woken ? 1 : 0);
             pace->penalty = 0;
             return 1;
         case NOT_YET:
@@ -222,21 +204,21 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
             break;
         case HOPELESS: lane->waits.hopeless++; break;
         }
-        now = now_ns ();
+        now = nvs_now_ns ();
     }
     if (!nvs_lane_sleep (lane, until - now))
         return 0;
-    learn (pace, now_ns () - since, lane->woken ? 2 : 1);
+    learn (pace, nvs_now_ns () - since, lane->woken ? 2 : 1);
     return 1;
 }
 
 int
 nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length)
 {
-    int64_t start = now_ns ();
+    int64_t start = nvs_now_ns ();
     uint32_t size;
 
-    if (!nvs_lane_spin (lane, least (wait_ns, SPIN_NS)) && !nvs_lane_sleep (lane, wait_ns - (now_ns () - start)))
+    if (!nvs_lane_spin (lane, least (wait_ns, SPIN_NS)) && !nvs_lane_sleep (lane, wait_ns - (nvs_now_ns () - start)))
         return NVS_WAIT_PENDING;
     /* Read once; the bytes are copied before anyone looks at them. */
     size = atomic_load_explicit (&lane->shared->reply_length, memory_order_relaxed);

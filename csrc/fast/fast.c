@@ -29,8 +29,8 @@
 #include <stddef.h>
 #include <structmember.h>
 #include <string.h>
-#include <time.h>
 
+#include "../clock.h"
 #include "../core/core.h"
 #include "../core/histogram.h"
 #include "block.h"
@@ -732,15 +732,6 @@ write_request (const struct plan *plan, const struct given *given, unsigned char
     }
 }
 
-static int64_t
-now_ns (void)
-{
-    struct timespec t = { 0, 0 };
-
-    (void)clock_gettime (CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* 0 when the reply is there; -1 with an exception when there is none to wait for. *since is when the request was sent, where
  * that had to be found out, within a microsecond. */
 static int
@@ -754,7 +745,7 @@ await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane, int64_t 
     /* Not for a function that is known to take longer: others may want the interpreter. */
     if (quick && nvs_lane_spin (lane, SPIN_LOCKED_NS))
         return 0;
-    start = now_ns ();
+    start = nvs_now_ns ();
     *since = quick && nvs_lane_spins (lane) ? start - SPIN_LOCKED_NS : start;
     for (;;) {
         PyThreadState *state;
@@ -773,7 +764,7 @@ await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane, int64_t 
             return 0;
         if (PyErr_CheckSignals () < 0)
             return -1;
-        seconds = PyFloat_FromDouble ((double)(now_ns () - start) / 1e9);
+        seconds = PyFloat_FromDouble ((double)(nvs_now_ns () - start) / 1e9);
         if (seconds == NULL)
             return -1;
         go_on = PyObject_CallFunctionObjArgs (self->link->waiting, owner, self->name, seconds, NULL);
@@ -865,7 +856,7 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
     struct nvs_caller_lane *lane = place->lane; /* a signal handler's call may take this thread's place */
     PyObject *owner = place->owner;
     struct latency *latency = &self->link->latency;
-    const int64_t begun = latency->untimed + 1 >= latency->due ? now_ns () : 0;
+    const int64_t begun = latency->untimed + 1 >= latency->due ? nvs_now_ns () : 0;
     unsigned char *frame = nvs_lane_frame (lane);
     enum nvs_answer_kind kind;
     int64_t since = 0;
@@ -884,9 +875,9 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
         nvs_lane_leave (lane);
     if (kind == NVS_ANSWERED) {
         if (since != 0)
-            latency_count (latency, (uint64_t)(now_ns () - (begun != 0 ? begun : since)), 1);
+            latency_count (latency, (uint64_t)(nvs_now_ns () - (begun != 0 ? begun : since)), 1);
         else
-            latency_quick (latency, begun != 0 ? (uint64_t)(now_ns () - begun) : 0);
+            latency_quick (latency, begun != 0 ? (uint64_t)(nvs_now_ns () - begun) : 0);
         return ANSWERED;
     }
     if (kind != NVS_NO_ANSWER)

@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,6 +169,7 @@ main (int argc, char **argv)
     enum nvs_isolation step;
     struct rlimit descriptors;
     struct rlimit raised;
+    bool limited;
     const int death = death_signal ();
     int folder = -1;
 
@@ -186,7 +188,8 @@ main (int argc, char **argv)
     }
 
     /* The program may have a limit that leaves us nothing to work with. */
-    if (getrlimit (RLIMIT_NOFILE, &descriptors) == 0) {
+    limited = getrlimit (RLIMIT_NOFILE, &descriptors) == 0;
+    if (limited) {
         raised = (struct rlimit){ .rlim_cur = descriptors.rlim_max, .rlim_max = descriptors.rlim_max };
         (void)setrlimit (RLIMIT_NOFILE, &raised);
     }
@@ -204,7 +207,8 @@ main (int argc, char **argv)
     if (plan->run.report >= 0 && nvs_parent_tell (plan->run.report, step, folder, &error) != 0)
         fail (plan, "", &error);
 
-    (void)setrlimit (RLIMIT_NOFILE, &descriptors);
+    if (limited)
+        (void)setrlimit (RLIMIT_NOFILE, &descriptors);
     if (death != 0)
         (void)prctl (PR_SET_PDEATHSIG, death, 0, 0, 0);
     return become (plan, task.file, task.argv, task.environment);

@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../clock.h"
 #include "../error.h"
 #include "serve.h"
 
@@ -67,25 +68,6 @@ struct nvs_channels {
 };
 
 /* ---- helpers ------------------------------------------------------------------------------------------ */
-
-static int64_t
-now_ns (void)
-{
-    struct timespec t;
-
-    (void)clock_gettime (CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static void
-relax (void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause ();
-#elif defined(__aarch64__)
-    __asm__ volatile ("yield" ::: "memory");
-#endif
-}
 
 /* Not the private variants: the other end is another process. A wait may end for no reason, and whoever waits looks
  * again. */
@@ -151,10 +133,10 @@ lane_spin (struct channel *channel, uint32_t seen, int64_t start)
     if (atomic_fetch_add_explicit (&owner->spinning, 1, memory_order_relaxed) < owner->spinning_max)
         do
             for (int i = 0; i < 16 && !found; i++) {
-                relax ();
+                nvs_relax ();
                 found = atomic_load_explicit (&lane->request, memory_order_acquire) != seen;
             }
-        while (!found && now_ns () - start < channel->spin_ns);
+        while (!found && nvs_now_ns () - start < channel->spin_ns);
     (void)atomic_fetch_sub_explicit (&owner->spinning, 1, memory_order_relaxed);
     return found;
 }
@@ -164,7 +146,7 @@ static bool
 lane_wait (struct channel *channel, uint32_t seen, uint32_t *number)
 {
     struct nvs_lane *lane = channel->lane;
-    const int64_t start = now_ns ();
+    const int64_t start = nvs_now_ns ();
 
     if (lane_spin (channel, seen, start))
         channel->spin_ns = SPIN_NS;
@@ -177,7 +159,7 @@ lane_wait (struct channel *channel, uint32_t seen, uint32_t *number)
             futex_wait (&lane->request, seen);
         atomic_store_explicit (&lane->worker_sleeps, 0, memory_order_relaxed);
         /* Would a little more patience have been rewarded? Then have it; else have less. */
-        if (now_ns () - start < SPIN_NS + WAKE_NS)
+        if (nvs_now_ns () - start < SPIN_NS + WAKE_NS)
             channel->spin_ns = channel->looks ? SPIN_NS : 0;
         else if (channel->spin_ns > 0)
             channel->spin_ns = channel->spin_ns / 2 >= SPIN_LEAST ? channel->spin_ns / 2 : 0;
@@ -193,7 +175,7 @@ lane_wait (struct channel *channel, uint32_t seen, uint32_t *number)
 static void
 leave_cpu (struct channel *channel, uint32_t cpu)
 {
-    const int64_t now = now_ns ();
+    const int64_t now = nvs_now_ns ();
     cpu_set_t before;
     cpu_set_t rest;
 
@@ -580,7 +562,7 @@ void
 nvs_channels_drain (struct nvs_channels *channels, uint32_t limit_ms)
 {
     const struct timespec look = { 0, DRAIN_LOOK_NS };
-    const int64_t until = now_ns () + (int64_t)limit_ms * 1000000;
+    const int64_t until = nvs_now_ns () + (int64_t)limit_ms * 1000000;
     bool busy;
 
     atomic_store (&channels->stopping, true);
@@ -599,7 +581,7 @@ nvs_channels_drain (struct nvs_channels *channels, uint32_t limit_ms)
         for (struct channel *c = channels->first; c != NULL && !busy; c = c->next)
             busy = atomic_load (&c->busy);
         (void)pthread_mutex_unlock (&channels->lock);
-        if (!busy || now_ns () >= until)
+        if (!busy || nvs_now_ns () >= until)
             return;
         (void)nanosleep (&look, NULL);
     }

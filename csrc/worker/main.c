@@ -27,6 +27,7 @@
 
 #include "channels.h"
 #include "check.h"
+#include "clock.h"
 #include "control.h"
 #include "devtree.h"
 #include "error.h"
@@ -329,10 +330,7 @@ static const struct stage {
 static uint64_t
 now_ns (void)
 {
-    struct timespec now = { 0 };
-
-    (void)clock_gettime (CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return (uint64_t)nvs_now_ns ();
 }
 
 static int
@@ -497,8 +495,14 @@ serve (struct worker *worker, struct nvs_channels *channels)
 static void
 shut_down (struct worker *worker, struct nvs_channels *channels)
 {
+    sigset_t set;
+
     nvs_channels_drain (channels, DRAIN_LIMIT_MS);
-    (void)signal (SIGALRM, SIG_DFL); /* the library may have set one */
+    /* The library may have set a handler, or blocked it. */
+    (void)signal (SIGALRM, SIG_DFL);
+    (void)sigemptyset (&set);
+    (void)sigaddset (&set, SIGALRM);
+    (void)pthread_sigmask (SIG_UNBLOCK, &set, NULL);
     (void)alarm (SHUTDOWN_LIMIT_S);
     nvs_library_shutdown (&worker->library);
 }

@@ -21,7 +21,9 @@ LIBRARY = """
 #include <stddef.h>
 int nvmlInit_v2 (void) { return 0; }
 int nvmlInitWithFlags (unsigned flags) { (void)flags; return 0; }
+#ifndef OWN_SHUTDOWN
 int nvmlShutdown (void) { return 0; }
+#endif
 const char *nvmlErrorString (int result) { (void)result; return "an error"; }
 """
 
@@ -37,6 +39,7 @@ def compile_library(readable_folder: Path, request: pytest.FixtureRequest) -> Ca
         folder.mkdir(exist_ok=True)
         path = folder / "libnvidia-ml.so.1"
         command = [compiler, "-shared", "-fPIC", "-D_GNU_SOURCE", "-Wall", "-Werror", "-x", "c", "-", "-o", str(path)]
+        command += ["-DOWN_SHUTDOWN"] if "nvmlShutdown" in source else []
         subprocess.run(command, input=LIBRARY + source, text=True, check=True)
         return str(path)
 

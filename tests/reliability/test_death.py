@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -11,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
-from waiting import kill, until_inside
+from waiting import LIMIT, forked, kill, until_inside
 
 import nvsandbox
 from nvsandbox import WorkerDied, control, nvml_isolated, revival
@@ -278,3 +280,40 @@ def test_a_handle_in_use_is_not_forgotten_over_restarts(monkeypatch: pytest.Monk
             assert nvml.nvmlDeviceGetUUID(kept) == uuid
             for index in range(1, 4):
                 nvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def test_a_shutdown_that_hangs_after_the_callers_death(compile_library: Callable[[str], str]) -> None:
+    """Nobody is there to end the worker then but itself, whatever signals the library has blocked."""
+    library = compile_library(
+        """
+        #include <signal.h>
+        #include <unistd.h>
+        static __attribute__ ((constructor)) void
+        block_all (void)
+        {
+            sigset_t all;
+
+            sigfillset (&all);
+            sigprocmask (SIG_BLOCK, &all, NULL);
+        }
+        int nvmlShutdown (void) { for (;;) pause (); }
+        """
+    )
+    read, write = os.pipe()
+
+    def caller() -> None:
+        nvml = nvml_isolated(library=library).__enter__()
+        os.write(write, str(nvml.session.pid).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert os.waitpid(forked(caller), 0)[1] == signal.SIGKILL
+    pid = int(os.read(read, 20))
+    os.close(read)
+    os.close(write)
+    pidfd = os.pidfd_open(pid)
+    try:
+        assert select.select([pidfd], [], [], LIMIT)[0], "the worker is still there"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
