@@ -45,11 +45,8 @@ SLACK = 0.200
 LONGEST = 2.0  # for a call that meets a fault, or a restart, or eight of them in a row
 
 MEMORY_MAX = 1 << 20
-# After each phase the memory is looked at. The first ones come in addition, to warm up: until then each of the threads
-# that last has filled much of what the C library and Python keep for it (docs/reliability.md has the curve).
-WARM_UP = 3
-PHASES = 10
-PHASES_SHORT = 3  # in all, where there is too little work for that to tell anything
+PHASES = 10  # after each of them the memory is looked at
+PHASES_SHORT = 3  # where there is too little work for that to tell anything
 ORPHAN_LIMIT = 0.200
 FORK_LIMIT = 30.0
 
@@ -105,11 +102,16 @@ class _Mallinfo(ctypes.Structure):
 class Memory:
     """What memory this process has, looked at after each phase of the work.
 
-    What the C library keeps for each thread, free as it is, counts as in use here; tests/leaks/test_memory.py has the
-    exact figures.
+    The phases of the warm-up come first, in addition to the others. What the C library keeps for each thread, free as
+    it is, counts as in use here; tests/leaks/test_memory.py has the exact figures.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warm_up: int, scale: float) -> None:
+        judged = scale >= 0.2
+        self.warm_up = warm_up if judged else 0
+        self.phases = self.warm_up + (PHASES if judged else PHASES_SHORT)
+        self.scale = scale * self.phases / (self.phases - self.warm_up)
+        """Of the work with the warm-up."""
         self.resident: list[int] = []
         self.live: list[int] = []
 
@@ -127,13 +129,13 @@ class Memory:
     def judge(self, report: Report) -> None:
         steps = ", ".join(f"{size / (1 << 20):.1f}" for size in self.resident)
         report.figures["resident memory of the caller, after each part of the work"] = f"{steps} MiB"
-        if len(self.resident) < WARM_UP + PHASES:
+        if self.warm_up == 0:
             return
         for name, sizes in (
             ("its growth after the warm-up", self.resident),
             ("growth of what is in use of it", self.live),
         ):
-            grown = sizes[-1] - sizes[WARM_UP - 1]
+            grown = sizes[-1] - sizes[self.warm_up - 1]
             report.figures[name] = f"{grown / 1024:+.0f} KiB"
             if grown >= MEMORY_MAX:
                 report.fail(f"{name}: {grown / 1024:.0f} KiB")
@@ -158,17 +160,8 @@ def settled(limit: float = 15.0) -> Snapshot:
     return Snapshot.take()
 
 
-def phases(scale: float) -> int:
-    return WARM_UP + PHASES if scale >= 0.2 else PHASES_SHORT
-
-
-def whole(scale: float) -> float:
-    """The scale with the warm-up, where there is one."""
-    return scale * (WARM_UP + PHASES) / PHASES if scale >= 0.2 else scale
-
-
-def parted(work: list[Any], scale: float) -> list[list[Any]]:
-    size = -(-len(work) // phases(scale))
+def parted(work: list[Any], phases: int) -> list[list[Any]]:
+    size = -(-len(work) // phases)
     return [work[start : start + size] for start in range(0, len(work), size)]
 
 
@@ -241,6 +234,10 @@ def compare(before: Snapshot, after: Snapshot, report: Report) -> None:
 
 HANG_TIMEOUT = 0.3
 INJECTION_LIMIT = 60.0
+
+# As many faults again come first, in phases: until then the threads fill what the C library keeps for each of them,
+# free chunks that keep whole pages resident (docs/reliability.md has the curve).
+FAULTS_WARM_UP = 10
 
 # Fault: how many in ten thousand, and the simulated GPUs on which it happens
 FAULTS = {
@@ -383,7 +380,8 @@ class Caller:
 
 
 def part_faults(report: Report, scale: float, draw: random.Random) -> None:
-    plan = [kind for kind, (number, _) in FAULTS.items() for _ in range(max(1, round(number * whole(scale))))]
+    memory = Memory(FAULTS_WARM_UP, scale)
+    plan = [kind for kind, (number, _) in FAULTS.items() for _ in range(max(1, round(number * memory.scale)))]
     draw.shuffle(plan)
     callers = [Caller(report, random.Random(draw.random()), len(plan)) for _ in range(THREADS)]
     outside = settled()
@@ -397,9 +395,8 @@ def part_faults(report: Report, scale: float, draw: random.Random) -> None:
             for kind in faults[index::THREADS]:
                 callers[index].fault(targets[kind])
 
-        memory = Memory()
         with Maximum(lambda: len(children())) as workers:
-            run_phases(work, parted(plan, scale), memory.look, report)
+            run_phases(work, parted(plan, memory.phases), memory.look, report)
         stats = [target.nvml.session.stats() for target in targets.values()]
     compare(outside, settled(), report)
     memory.judge(report)
@@ -510,12 +507,13 @@ def _blocked_callers(
 
 # ---- calls
 
-CALLS_EACH = 500
+CALLS_WARM_UP = 3
 
 
 def part_calls(report: Report, scale: float, draw: random.Random) -> None:
-    sessions = max(THREADS, round(2000 * whole(scale)))
-    calls = max(1000, round(1_000_000 * whole(scale)))
+    memory = Memory(CALLS_WARM_UP, scale)
+    sessions = max(THREADS, round(2000 * memory.scale))
+    calls = max(1000, round(1_000_000 * memory.scale))
     each = -(-calls // sessions)
     before = settled()
 
@@ -541,7 +539,6 @@ def part_calls(report: Report, scale: float, draw: random.Random) -> None:
                 report.count("errors", stats["errors"] + stats["deaths"] + stats["timeouts"])
                 report.count("sessions")
 
-    memory = Memory()
     moments = [time.monotonic()]
 
     def look() -> None:
@@ -549,7 +546,7 @@ def part_calls(report: Report, scale: float, draw: random.Random) -> None:
         memory.look()
         moments.append(time.monotonic())
 
-    run_phases(work, parted(list(range(sessions)), scale), look, report)
+    run_phases(work, parted(list(range(sessions)), memory.phases), look, report)
     seconds = sum(moments[1::2]) - sum(moments[:-1:2])
     report.figures["calls and sessions in a second, with eight threads"] = (
         f"{report.counts['calls'] / seconds:.0f} and {sessions / seconds:.0f}"
