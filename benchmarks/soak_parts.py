@@ -46,6 +46,9 @@ LONGEST = 2.0  # for a call that meets a fault, or a restart, or eight of them i
 
 MEMORY_MAX = 1 << 20
 PHASES = 10  # after each of them the memory is looked at
+# As much work again comes first: until then the threads fill what the C library keeps for each of them, free chunks that
+# keep whole pages resident (docs/reliability.md has the curve).
+WARM_UP = 10
 PHASES_SHORT = 3  # where there is too little work for that to tell anything
 ORPHAN_LIMIT = 0.200
 FORK_LIMIT = 30.0
@@ -106,9 +109,9 @@ class Memory:
     it is, counts as in use here; tests/leaks/test_memory.py has the exact figures.
     """
 
-    def __init__(self, warm_up: int, scale: float) -> None:
+    def __init__(self, scale: float) -> None:
         judged = scale >= 0.2
-        self.warm_up = warm_up if judged else 0
+        self.warm_up = WARM_UP if judged else 0
         self.phases = self.warm_up + (PHASES if judged else PHASES_SHORT)
         self.scale = scale * self.phases / (self.phases - self.warm_up)
         """Of the work with the warm-up."""
@@ -235,9 +238,6 @@ def compare(before: Snapshot, after: Snapshot, report: Report) -> None:
 HANG_TIMEOUT = 0.3
 INJECTION_LIMIT = 60.0
 
-# As many faults again come first, in phases: until then the threads fill what the C library keeps for each of them,
-# free chunks that keep whole pages resident (docs/reliability.md has the curve).
-FAULTS_WARM_UP = 10
 
 # Fault: how many in ten thousand, and the simulated GPUs on which it happens
 FAULTS = {
@@ -380,7 +380,7 @@ class Caller:
 
 
 def part_faults(report: Report, scale: float, draw: random.Random) -> None:
-    memory = Memory(FAULTS_WARM_UP, scale)
+    memory = Memory(scale)
     plan = [kind for kind, (number, _) in FAULTS.items() for _ in range(max(1, round(number * memory.scale)))]
     draw.shuffle(plan)
     callers = [Caller(report, random.Random(draw.random()), len(plan)) for _ in range(THREADS)]
@@ -507,11 +507,9 @@ def _blocked_callers(
 
 # ---- calls
 
-CALLS_WARM_UP = 3
-
 
 def part_calls(report: Report, scale: float, draw: random.Random) -> None:
-    memory = Memory(CALLS_WARM_UP, scale)
+    memory = Memory(scale)
     sessions = max(THREADS, round(2000 * memory.scale))
     calls = max(1000, round(1_000_000 * memory.scale))
     each = -(-calls // sessions)
