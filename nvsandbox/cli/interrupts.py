@@ -36,6 +36,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._came = False
         self._before: Any = None
+        self._hook = sys.unraisablehook
 
     def catch(self) -> None:
         """From here on Ctrl-C raises KeyboardInterrupt. Not while the command is still being imported."""
@@ -59,7 +60,7 @@ class Interrupts:
         """Raises BySignal for an interrupt, whatever it has become on its way: an import that it falls into may make
         another error of it, and where Python cannot let an error go on (in a callback of the garbage collector, say) it
         is printed and forgotten."""
-        hook = sys.unraisablehook
+        self._hook = sys.unraisablehook
         sys.unraisablehook = self._lost
         try:
             yield
@@ -71,7 +72,7 @@ class Interrupts:
             raise
         finally:
             self._release()
-            sys.unraisablehook = hook
+            sys.unraisablehook = self._hook
         if self._came:
             raise BySignal(signal.SIGINT)
 
@@ -79,4 +80,4 @@ class Interrupts:
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
             BySignal(signal.SIGINT).die()  # Python has forgotten it, and it cannot be raised here
         else:
-            sys.__unraisablehook__(unraisable)
+            self._hook(unraisable)

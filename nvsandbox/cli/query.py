@@ -211,7 +211,7 @@ def _opened(filename: str, stack: contextlib.ExitStack) -> IO[str]:
     try:
         return stack.enter_context(streams.report_file(filename))
     except OSError as error:
-        raise streams.Unwritable(f"--filename {filename}", error) from error
+        raise streams.Unwritable(f"--filename {shlex.quote(filename)}", error) from error
 
 
 def _show(

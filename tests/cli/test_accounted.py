@@ -147,6 +147,8 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     done = run(*query, "-f", f"{tmp_path}/none/out")
     assert done.exit_code == 3
     assert done.stderr == f"nvsandbox: --filename {tmp_path}/none/out cannot be written: No such file or directory\n"
+    assert "--filename '' cannot be written" in run(*query, "-f", "").stderr
+    assert run(*query, "-f", str(tmp_path)).stderr.endswith("cannot be written: Is a directory\n")
     done = run(*query, "-f", "/dev/full")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == "nvsandbox: /dev/full cannot be written: No space left on device\n"

@@ -109,6 +109,18 @@ def test_where_python_forgets_it(tmp_path: Path) -> None:
     assert (*process.communicate(timeout=30), process.returncode) == ("", "", -signal.SIGINT)
 
 
+def test_other_errors_that_python_forgets_are_told_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text(
+        "class Object:\n    def __del__(self):\n        raise ValueError('so')\nObject()\n"
+    )
+    specs = tmp_path / "cdi"
+    specs.mkdir()
+    (specs / "nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
+    _, err = start("nodes", "--cdi-dir", str(specs), path=tmp_path).communicate(timeout=30)
+    assert "Exception ignored in" in err
+    assert "ValueError: so" in err
+
+
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
