@@ -171,7 +171,7 @@ def _entries(path: str, driver: DriverFacts) -> tuple[list[_Entry], list[Restore
     head, *lines = data.split(b"\n")
     try:
         header = json.loads(head)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT or header.get("version") != _VERSION:
         raise ValueError(f"{path} is no file of nvsandbox nodes --clean: its first line does not say so")
@@ -257,7 +257,7 @@ def _restore(top: int, entry: _Entry) -> str:
         parent = top
         if folder:
             if folder in FOLDERS or folder == "char":
-                with contextlib.suppress(FileExistsError):
+                with contextlib.suppress(FileExistsError), _modes_as_given():
                     os.mkdir(folder, 0o755, dir_fd=top)
             flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             parent = os.open(folder, flags, dir_fd=top)
@@ -295,14 +295,20 @@ def _make(parent: int, name: str, entry: _Entry) -> str:
         assert entry.target is not None
         os.symlink(entry.target, name, dir_fd=parent)
         return f"link to {entry.target}"
-    # The mode at once and in full, for a chmod afterwards could be led to another file.
-    old = os.umask(0)
-    try:
+    with _modes_as_given():
         if entry.kind == "folder":
             os.mkdir(name, entry.mode, dir_fd=parent)
             return f"folder, mode {entry.mode:04o}, owner {entry.uid}:{entry.gid}"
         assert entry.number is not None
         os.mknod(name, stat.S_IFCHR | entry.mode, os.makedev(*entry.number), dir_fd=parent)
         return f"char {entry.number[0]}:{entry.number[1]}, mode {entry.mode:04o}, owner {entry.uid}:{entry.gid}"
+
+
+@contextlib.contextmanager
+def _modes_as_given() -> Iterator[None]:
+    """At once and in full, for a chmod afterwards could be led to another file."""
+    old = os.umask(0)
+    try:
+        yield
     finally:
         os.umask(old)

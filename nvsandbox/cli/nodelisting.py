@@ -158,10 +158,10 @@ def removal(dev: str, result: Result) -> None:
     click.echo(shown(f"{verb} {os.path.join(dev, result.path)}: {result.what}"))
 
 
-def removed(results: Sequence[Result], undo_file: str | None) -> None:
-    """The last line."""
+def removed(results: Sequence[Result], undo: str) -> None:
+    """The last line. `undo` is the command that puts it back."""
     if any(result.removed for result in results):
-        click.echo(shown(f"to put it back: nvsandbox nodes --undo {undo_file}"))
+        click.echo(f"to put it back: {undo}")
     else:
         click.echo("nothing was removed")
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import click
 import nvsandbox
 from nvsandbox import blockers, cdi, hostnodes, noderemoval, nodeundo, roots
 from nvsandbox.cli import completing, failure, nodelisting
-from nvsandbox.cli.wording import printable
+from nvsandbox.cli.wording import command_line, printable
 from nvsandbox.nodenames import Node
 
 EXIT_UNWANTED = 1
@@ -237,10 +238,34 @@ def _report(survey: hostnodes.Survey, unread: list[str]) -> dict[str, Any]:
 # ---- removing ----------------------------------------------------------------------------------------------------
 
 
+def _undo_command(asked: _Asked, file: str) -> str:
+    """What puts back what was removed, from any folder."""
+    words = ["nvsandbox", "nodes"]
+    for option, folder, default in (("--dev", asked.dev, "/dev"), ("--proc", asked.proc, "/proc")):
+        words += [] if folder == default else [option, os.path.abspath(folder)]
+    return command_line([*words, "--undo", os.path.abspath(file)])
+
+
+@contextlib.contextmanager
+def _undo_is_told(undo: str) -> Iterator[None]:
+    """Nodes may be gone when this ends by an exception: Ctrl-C, a full disk, or nobody who reads what is printed."""
+    try:
+        yield
+    except BaseException:
+        click.echo(f"nvsandbox: broken off; what was removed comes back with: {undo}", err=True)
+        raise
+
+
 def _clean(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool) -> int:
+    with contextlib.ExitStack() as stack:
+        return _cleaned(asked, yes, undo_file, as_json, stack)
+
+
+def _cleaned(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool, stack: contextlib.ExitStack) -> int:
     survey, unread = _look(asked)
     steps = noderemoval.plan(survey, asked.proc, ignore_unseen=asked.ignore_unseen)
     written = None
+    undo = ""
     results = []
     if not yes:
         results = [
@@ -253,6 +278,8 @@ def _clean(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool) -> in
         except OSError as error:
             text = f"{_words(error)}: what is removed cannot be written down; --undo-file names another place for it"
             raise ValueError(text) from error
+        undo = _undo_command(asked, written)
+        stack.enter_context(_undo_is_told(undo))
         with journal:
             for result in noderemoval.carry_out(steps, survey, journal, asked.proc, ignore_unseen=asked.ignore_unseen):
                 results.append(result)
@@ -278,7 +305,7 @@ def _clean(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool) -> in
         if written is None:
             for result in results:
                 nodelisting.removal(asked.dev, result)
-        nodelisting.removed(results, written)
+        nodelisting.removed(results, undo)
     if not as_json:
         nodelisting.unread(unread)
     if not yes:
@@ -287,11 +314,10 @@ def _clean(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool) -> in
 
 
 def _undo(file: str, asked: _Asked, as_json: bool) -> int:
-    results = []
-    for result in nodeundo.restore(file, asked.dev, asked.proc):
-        results.append(result)
-        if not as_json:
-            nodelisting.restored(asked.dev, result)
+    # All of it before anything is printed: where nobody reads that, the rest is put back all the same.
+    results = list(nodeundo.restore(file, asked.dev, asked.proc))
+    for result in () if as_json else results:
+        nodelisting.restored(asked.dev, result)
     if as_json:
         click.echo(json.dumps({"dev": asked.dev, "undo": [asdict(result) for result in results]}, indent=2))
     elif not results:

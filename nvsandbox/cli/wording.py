@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -33,6 +35,17 @@ def printable(text: str) -> str:
     """Words for a terminal: names, and what a driver says, may hold anything, and nothing may move the cursor.
     Lines stay lines."""
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def command_line(words: Sequence[str]) -> str:
+    """A command to be pasted into a shell, whatever bytes are in its words; it is printable, and one line."""
+    return " ".join(shlex.quote(word) if word.isprintable() else _escaped(word) for word in words)
+
+
+def _escaped(word: str) -> str:
+    """As bash, zsh and POSIX 2024 have it: ``$'a\\012b'``."""
+    plain = (chr(byte) if 0x20 <= byte < 0x7F and byte not in b"'\\" else f"\\{byte:03o}" for byte in os.fsencode(word))
+    return f"$'{''.join(plain)}'"
 
 
 def number(kind: type[float], expected: str, above: float = 0, most: float = math.inf) -> Any:

@@ -92,7 +92,8 @@ def test_removal_and_its_undoing(lived: Machine) -> None:
     assert result.exit_code == 0, result.output
     assert set(contents(lived)) == {f"{lived.dev}/char", f"{lived.dev}/null"}
     assert f"removed {lived.dev}/nvidia-caps: the folder" in result.output
-    assert result.output.splitlines()[-1] == f"to put it back: nvsandbox nodes --undo {file}"
+    undo = f"nvsandbox nodes --dev {lived.dev} --proc {lived.proc} --undo {file}"
+    assert result.output.splitlines()[-1] == f"to put it back: {undo}"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     again = run(lived, "--undo", str(file))
     assert again.exit_code == 0, again.output
@@ -151,13 +152,96 @@ def test_a_line_that_was_edited_is_not_acted_on(lived: Machine, line: Any, words
     assert new == f"{lived.dev}/{json.loads(good[1])['remove']}"
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "nonsense\n", '{"format": "nvsandbox nodes removed", "version": 2}\n'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}\n", "nonsense\n", '{"format": "nvsandbox nodes removed", "version": 2}\n', "[" * 100_000],
+    ids=["empty", "object", "nonsense", "version", "deep"],
+)
 def test_another_file_is_no_undo_file(lived: Machine, text: str) -> None:
     file = lived.folder / "other"
     file.write_text(text)
     result = run(lived, "--undo", str(file))
     assert result.exit_code == 3
     assert "is no file of nvsandbox nodes --clean" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "$(touch x)", "two\nlines\x1b[2J", os.fsdecode(b"\xff\\1")])
+def test_the_command_that_undoes_can_be_pasted_into_a_shell(lived: Machine, name: str) -> None:
+    """Whatever is in the names, and from another folder; it names the /dev that the nodes are of."""
+    lived.usual_nodes(0)
+    before = contents(lived)
+    (lived.folder / name).mkdir()
+    file = lived.folder / name / "undo"
+    result = run(lived, "--clean", "--yes", "--undo-file", str(file))
+    assert result.exit_code == 0, result.output
+    line = result.output.splitlines()[-1]
+    assert line.isprintable()
+    command = line.removeprefix("to put it back: nvsandbox")
+    done = subprocess.run(
+        ["bash", "-c", f'"$PYTHON" -m nvsandbox{command}'],
+        env={**os.environ, "PYTHON": sys.executable},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert contents(lived) == before
+
+
+def without_a_reader(machine: Machine, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, whose standard output is a pipe that nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    places = ["--dev", str(machine.dev), "--proc", str(machine.proc)]
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "nvsandbox", "nodes", *places, *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+def test_all_is_put_back_though_nobody_reads_of_it(lived: Machine) -> None:
+    lived.usual_nodes(0, 1, 2)
+    before = contents(lived)
+    _, file = cleaned(lived)
+    assert contents(lived) != before
+    done = without_a_reader(lived, "--undo", str(file))
+    assert done.returncode == 141
+    assert contents(lived) == before
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_how_to_undo_is_told_though_nobody_reads_what_was_removed(lived: Machine, more: list[str]) -> None:
+    lived.usual_nodes(0)
+    before = contents(lived)
+    file = lived.folder / "undo"
+    done = without_a_reader(lived, "--clean", "--yes", "--undo-file", str(file), *more)
+    assert done.returncode == 141
+    assert done.stderr.splitlines() == [
+        "nvsandbox: broken off; what was removed comes back with: "
+        f"nvsandbox nodes --dev {lived.dev} --proc {lived.proc} --undo {file}"
+    ]
+    assert run(lived, "--undo", str(file)).exit_code == 0
+    assert contents(lived) == before
+
+
+def test_folders_that_an_undo_needs_can_be_searched_by_everybody(lived: Machine) -> None:
+    """Whatever the umask is of who puts things back."""
+    lived.usual_nodes(0)
+    _, file = cleaned(lived)
+    (lived.dev / "char").rmdir()
+    old = os.umask(0o077)
+    try:
+        assert run(lived, "--undo", str(file)).exit_code == 0
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((lived.dev / "char").stat().st_mode) == 0o755
 
 
 def test_an_undo_follows_no_link_of_a_folder(lived: Machine, tmp_path: Path) -> None:
