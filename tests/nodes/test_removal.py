@@ -12,6 +12,8 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -379,6 +381,51 @@ def test_a_node_that_another_thread_has_open_stays(machine: Machine, which: str)
         finally:
             process.kill()
     assert [user.split()[0] for user in users.of.get((status.st_dev, status.st_ino), [])] == [str(process.pid)]
+
+
+HOLDER = """
+import os, sys
+if sys.argv[3] == "private":
+    os.setgroups([]), os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
+os.chdir(sys.argv[1])
+os.open("stuck", os.O_PATH), os.open(sys.argv[2], os.O_PATH)
+print("open", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("which", ["attributes", "private"])
+def test_a_node_is_found_behind_a_file_that_cannot_be_looked_at(which: str) -> None:
+    """Of a server that does not answer any more, as of a dead NFS mount, and of a user's own FUSE mount."""
+    from nvsandbox import nodeusers
+
+    host.require(os.path.exists("/dev/fuse"), "needs /dev/fuse, for a file that cannot be looked at")
+    server_code = Path(__file__).parents[1] / "reliability" / "stuck_file.py"
+    with contextlib.ExitStack() as stack:
+        # In the folder for temporary files, for a user has to get there.
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        os.chmod(folder, 0o755)
+        mounted, node = f"{folder}/mounted", f"{folder}/nvidia0"
+        os.mkdir(mounted)
+        os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(195, 0))
+        server = subprocess.Popen([sys.executable, server_code, mounted, which], stdin=-1, stdout=-1)
+        stack.callback(lambda: server.communicate(timeout=20))
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        holder = subprocess.Popen([sys.executable, "-c", HOLDER, mounted, node, which], stdin=-1, stdout=-1)
+        stack.callback(lambda: holder.communicate(timeout=20))
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        # Who waits for the server is let go when that ends.
+        end = threading.Timer(20, server.kill)
+        end.start()
+        stack.callback(end.join)
+        stack.callback(end.cancel)
+        status = os.stat(node)
+        users = nodeusers.find({(status.st_dev, status.st_ino): (node, status.st_rdev)})
+        assert not [reason for reason in users.unseen if f"process {holder.pid} " in reason]
+        assert [user.split()[0] for user in users.of.get((status.st_dev, status.st_ino), [])] == [str(holder.pid)]
 
 
 def test_a_node_that_was_replaced_after_it_was_opened_counts_as_open(machine: Machine) -> None:

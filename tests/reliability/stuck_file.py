@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file system with one file, ``stuck``, that can be opened, and whose readers never come back: ``stuck_file.py
-FOLDER``. With ``open`` as a second argument not even who opens it comes back.
+FOLDER``. With ``open`` as a second argument not even who opens it comes back, with ``attributes`` nor who asks for its
+size. With ``private`` it is a mount of a user's own (nobody's), into which not even root may look.
 
 It speaks FUSE's own protocol over /dev/fuse. A request that it has taken and not answered is waited for in state D, in
 which not even SIGKILL is heard; that is how a process hangs in a driver that does not return. Prints "ready" when the
@@ -33,7 +34,10 @@ def answer(opcode: int, node: int, body: bytes) -> bytes | int | None:
     if opcode == LOOKUP:
         if body.rstrip(b"\0") != b"stuck":
             return errno.ENOENT
-        return struct.pack("<4Q2I", FILE, 0, 3600, 3600, 0, 0) + attributes(FILE)
+        valid = 0 if sys.argv[2:] == ["attributes"] else 3600
+        return struct.pack("<4Q2I", FILE, 0, 3600, valid, 0, 0) + attributes(FILE)
+    if opcode == GETATTR and node == FILE and sys.argv[2:] == ["attributes"]:
+        return None
     if opcode == GETATTR:
         return struct.pack("<Q2I", 3600, 0, 0) + attributes(node)
     if opcode == OPEN and sys.argv[2:] == ["open"]:
@@ -48,7 +52,8 @@ def answer(opcode: int, node: int, body: bytes) -> bytes | int | None:
 def main(folder: str) -> None:
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     libc = ctypes.CDLL(None, use_errno=True)
-    data = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+    whose = "user_id=65534,group_id=65534" if sys.argv[2:] == ["private"] else "user_id=0,group_id=0,allow_other"
+    data = f"fd={fd},rootmode=40000,{whose}".encode()
     if libc.mount(b"stuck", folder.encode(), b"fuse", ctypes.c_ulong(0x2 | 0x4), data) != 0:
         raise OSError(ctypes.get_errno(), "mount")
     print("ready", flush=True)
