@@ -146,9 +146,7 @@ def fabric_manager(places: Places) -> Iterator[Finding]:
     if not switches:
         return
     running = any(
-        (read(f"{places.proc}/{pid}/comm") or "").startswith("nv-fabricmanage")
-        for pid in names(places.proc)
-        if pid.isdigit()
+        _name(f"{places.proc}/{pid}").startswith("nv-fabricmanage") for pid in names(places.proc) if pid.isdigit()
     )
     if not running and not container_hides_processes(places):
         yield Finding(
@@ -157,6 +155,14 @@ def fabric_manager(places: Places) -> Iterator[Finding]:
             "start it, in the release of the driver (systemctl start nvidia-fabricmanager); NVML works without, CUDA "
             "does not",
         )
+
+
+def _name(process: str) -> str:
+    """A process's short name; "" for one that has ended meanwhile, or may not be looked at."""
+    try:
+        return read(f"{process}/comm") or ""
+    except OSError:
+        return ""
 
 
 def container_hides_processes(places: Places) -> bool:

@@ -290,6 +290,27 @@ def test_nothing_is_made_and_nothing_opened(host: Host) -> None:
     assert seen == []
 
 
+def test_a_process_that_ends_while_it_is_looked_at(tmp_path: Path) -> None:
+    """Between the opening of its comm and the reading: that gives ESRCH, and the fabric manager is looked for on."""
+    from nvsandbox.doctor import Places, driver
+
+    process = subprocess.Popen(["sleep", "60"])
+    with open(f"/proc/{process.pid}/comm", "rb") as comm:
+        process.kill()
+        process.wait()
+        for pid, link in (("1", f"/proc/self/fd/{comm.fileno()}"), ("2", "../../manager")):
+            (tmp_path / "proc" / pid).mkdir(parents=True)
+            (tmp_path / "proc" / pid / "comm").symlink_to(link)
+        (tmp_path / "manager").write_text("nv-fabricmanage\n")
+        (tmp_path / "proc/driver/nvidia-nvswitch/devices/0000:01:00.0").mkdir(parents=True)
+        (tmp_path / "proc/self/ns").mkdir(parents=True)
+        (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+        places = Places(root=str(tmp_path), proc=str(tmp_path / "proc"))
+        assert list(driver.fabric_manager(places)) == []
+        (tmp_path / "manager").write_text("another\n")
+        assert [finding.id for finding in driver.fabric_manager(places)] == ["driver.fabric-manager"]
+
+
 @pytest.fixture
 def stuck_node(tmp_path: Path) -> Iterator[Path]:
     """A path whose open never returns: state D, as in a driver that hangs."""
