@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nvsandbox import nodeundo, nodeusers
+from nvsandbox import driverfacts, nodeundo, nodeusers
 from nvsandbox.driverfacts import DriverFacts
 from nvsandbox.hostnodes import Survey
 from nvsandbox.nodenames import FOLDERS, Node, is_nvidias, link_leads_to
@@ -185,6 +185,8 @@ def carry_out(
             devices = [node for node in waiting.values() if node.kind == "char"]
             reasons |= _in_use(survey, devices, proc, ignore_unseen)
             reasons |= _links_of(waiting.values(), set(reasons), survey.dev)
+            if _driver_changed(survey.driver, proc):
+                reasons |= dict.fromkeys(waiting, "the driver was loaded or unloaded meanwhile: run the command again")
             for node in list(waiting.values()):
                 if node.path not in reasons:
                     failure = _unlink(folders, node, aside[node.path])
@@ -209,6 +211,12 @@ def carry_out(
         results.extend(_remove_empty(folders, survey, nodes, journal))
         journal.sync()
     return results
+
+
+def _driver_changed(before: DriverFacts, proc: str) -> bool:
+    """Whether another driver, or none, is there than the one that the nodes were held against."""
+    now = driverfacts.read(proc)
+    return (now.loaded, now.majors) != (before.loaded, before.majors)
 
 
 def _links_of(nodes: Iterable[Node], kept: set[str], dev: str) -> dict[str, str]:

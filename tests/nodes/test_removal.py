@@ -532,6 +532,20 @@ def test_what_comes_in_the_place_of_a_node_in_the_last_moment_stays(
         assert (node / "inside").read_text() == "not ours"
 
 
+def test_nothing_goes_when_the_driver_comes_meanwhile(lived: Machine) -> None:
+    """As at boot: without a driver the nodes lead nowhere, and with it they are its own."""
+    lived.usual_nodes(0)
+    before = host.listing(str(lived.dev))
+    survey = hostnodes.survey(str(lived.dev), str(lived.proc), others=[])
+    steps = noderemoval.plan(survey, str(lived.proc))
+    assert [step.refusal for step in steps] == [None] * 4
+    lived.driver(0)
+    with nodeundo.Journal(str(lived.folder / "undo"), str(lived.dev)) as journal:
+        results = noderemoval.carry_out(steps, survey, journal, str(lived.proc))
+    assert {result.what for result in results} == {"the driver was loaded or unloaded meanwhile: run the command again"}
+    assert host.listing(str(lived.dev)) == before
+
+
 def test_a_removal_that_was_cut_short_is_undone(lived: Machine) -> None:
     """Killed between setting aside and removing: the node is back, itself."""
     node = lived.node("nvidia0", 195, 0)
