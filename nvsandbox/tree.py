@@ -10,6 +10,8 @@ import stat
 from dataclasses import dataclass, field
 
 FOLDER = "folder"
+_DEPTH_MAX = 100
+"""Folders in each other; each takes a descriptor, and a program can make any number of them."""
 _KINDS = {
     stat.S_IFCHR: "character device",
     stat.S_IFBLK: "block device",
@@ -109,7 +111,7 @@ def _look(folder: int, prefix: str, device: int, found: dict[str, Entry]) -> Non
         if now is None:  # gone meanwhile
             continue
         found[prefix + name] = now
-        if now.kind != FOLDER:
+        if now.kind != FOLDER or prefix.count("/") >= _DEPTH_MAX:
             continue
         try:
             inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
