@@ -54,17 +54,26 @@ def _put_first(environment: list[bytes], name: bytes, item: str, separator: byte
 
 
 def environment(present: list[bytes], options: Options, simulation: str | None) -> list[bytes]:
-    """`present` and what the program needs to find the library that the options ask for."""
+    """`present` and what the program needs to find the library that the options ask for.
+
+    Raises ValueError for one whose path no variable can hold.
+    """
     changed = list(present)
     library = _library(options)
     if library is not None:
         folder, name = os.path.split(library)
-        if name == roots.LIBRARY and not roots.has_another_libc(folder):
+        # What separates paths in them: the dynamic loader knows no quotes. It would look elsewhere, and not say so.
+        if name == roots.LIBRARY and not roots.has_another_libc(folder) and not set(folder) & set(":;"):
             _put_first(changed, b"LD_LIBRARY_PATH", folder)
-        else:
+        elif not set(library) & set(": "):
             # Another system's C library lies beside it, which programs of this one would load, and crash; or it has
             # another name than programs look for. A library that is loaded already is found by the name inside it.
             _put_first(changed, b"LD_PRELOAD", library)
+        else:
+            raise ValueError(
+                f"the program cannot be told of {library!r}: no variable of the dynamic loader can hold such a path "
+                "(LD_LIBRARY_PATH none with : or ;, LD_PRELOAD none with : or a blank); name it by a link elsewhere"
+            )
     if simulation is not None:
         _set(changed, b"NVSANDBOX_SIM", simulation.encode())  # the simulator's, for who loads it
         _set(

@@ -55,6 +55,22 @@ def test_a_whole_system_takes_the_place_of_nothing(run: Run, driver_root: Path) 
     assert output == "driver -q"
 
 
+def test_paths_that_separate_paths(run: Run, driver_root: Path) -> None:
+    """A variable that can hold the path is taken, and where there is none it is said: the program would find another
+    library, or none."""
+    found = {}
+    for name in ("a b", "a;b", "a:b"):
+        root = driver_root.with_name(name)
+        root.symlink_to(driver_root)
+        found[name] = run("--driver-root", str(root), "--", sys.executable, "-c", VARIABLES, env=surroundings())
+    blank, semicolon = (eval(found[name].stdout) for name in ("a b", "a;b"))
+    assert (blank["LD_LIBRARY_PATH"], blank["LD_PRELOAD"]) == (f"{driver_root.parent}/a b/usr/lib64", None)
+    preloaded = f"{driver_root.parent}/a;b/usr/lib64/libnvidia-ml.so.1"
+    assert (semicolon["LD_LIBRARY_PATH"], semicolon["LD_PRELOAD"]) == (None, preloaded)
+    assert found["a:b"].returncode == 125
+    assert "no variable of the dynamic loader can hold such a path" in found["a:b"].stderr
+
+
 def test_without_a_driver_root_nothing_is_added(run: Run) -> None:
     assert variables(run) == {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": None, "LD_PRELOAD": None}
 
