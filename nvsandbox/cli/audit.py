@@ -19,8 +19,7 @@ from nvsandbox.audit import supervise, watch
 from nvsandbox.audit.attribution import Change
 from nvsandbox.audit.processes import Process
 from nvsandbox.cli import completing, failure, streams
-from nvsandbox.cli.nodelisting import shown
-from nvsandbox.cli.wording import printable
+from nvsandbox.cli.wording import printable, shown
 
 EXIT_CHANGES = 1
 EXIT_FAILED = 125

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from nvsandbox.cli.wording import shown
 from nvsandbox.hostnodes import Survey
 from nvsandbox.nodenames import Finding, Node
 from nvsandbox.noderemoval import Result, Step, describe
@@ -18,11 +19,6 @@ _HEADS = ("NODE", "IS", "MODE", "OWNER", "STATE")
 _TOLD_MAX = 6
 """Different things that are told of one kind of finding: there can be thousands of nodes."""
 _STYLES = {"unwanted": "yellow", "error": "red", "warning": "yellow"}
-
-
-def shown(text: str) -> str:
-    """A name is whatever somebody has made of it: nothing in it may move the cursor or break the line."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _is(node: Node) -> str:

@@ -14,7 +14,7 @@ from nvsandbox import isolation as ladder
 from nvsandbox import options as sandbox
 from nvsandbox import run as runner
 from nvsandbox.cli import completing, places, streams
-from nvsandbox.cli.wording import as_options, printable
+from nvsandbox.cli.wording import as_options, printable, shown
 
 if TYPE_CHECKING:
     from nvsandbox import parent
@@ -190,8 +190,7 @@ def _tell(prepared: runner.Run, outcome: parent.Outcome, file: IO[str], as_json:
             lines += [] if same else [f"           it was: {before.words()}"]
         lines += [f"  removed  /dev/{path}: {entry.words()}" for path, entry in difference.removed.items()]
     for line in lines:
-        # Names can be of any bytes.
-        print(printable(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")), file=file)
+        print(shown(line), file=file)  # names can be of any bytes
     file.flush()
 
 

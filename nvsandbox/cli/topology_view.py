@@ -52,7 +52,7 @@ class Matrix:
             yield ""
         for number, nic in enumerate(found.nics):
             node = "" if nic.numa_node is None else f", NUMA node {nic.numa_node}"
-            yield f"NIC{number}: {', '.join([*nic.infiniband, *nic.interfaces])} at {nic.pci_bus_id}{node}"
+            yield f"NIC{number}: {text(', '.join([*nic.infiniband, *nic.interfaces]))} at {nic.pci_bus_id}{node}"
         yield ""
         yield from aligned(list(LEGEND.items()))
 

@@ -37,6 +37,12 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def shown(text: str) -> str:
+    """One line for a terminal. A name is whatever somebody has made of it: nothing in it may move the cursor or begin
+    another line, which would look as if it were ours."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def command_line(words: Sequence[str]) -> str:
     """A command to be pasted into a shell, whatever bytes are in its words; it is printable, and one line."""
     return " ".join(shlex.quote(word) if word.isprintable() else _escaped(word) for word in words)

@@ -37,6 +37,16 @@ def test_it_has_none_otherwise(run: Run, step: str) -> None:
     ]
 
 
+def test_names_in_a_report_begin_no_line(run: Run) -> None:
+    """They are the program's to choose, and the report is not."""
+    name = r"$(printf 'x\nnvsandbox: all is well\033[2J\377')"
+    done = run("--report", "--", "sh", "-c", f'mkdir /dev/d; touch "/dev/d/{name}"')
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("nvsandbox: in its own /dev")
+    assert [line for line in lines[1:] if not line.startswith("  created  /dev/d")] == []
+    assert "\x1b" not in done.stderr
+
+
 def test_report(run: Run) -> None:
     script = f"{NODE}; mkdir /dev/d; ln -s ../nvidiactl /dev/char/195:255; rm /dev/full; chmod 600 /dev/zero; exit 3"
     done = run("--report", "--json", "--", "sh", "-c", script)
