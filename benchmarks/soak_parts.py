@@ -46,8 +46,8 @@ LONGEST = 2.0  # for a call that meets a fault, or a restart, or eight of them i
 
 MEMORY_MAX = 1 << 20
 PHASES = 10  # after each of them the memory is looked at
-# As much work again comes first: until then the threads fill what the C library keeps for each of them, free chunks that
-# keep whole pages resident (docs/reliability.md has the curve).
+# As much work again comes first: until then the threads fill what the C library keeps for each of them, free chunks
+# that keep whole pages resident (docs/reliability.md has the curve).
 WARM_UP = 10
 PHASES_SHORT = 3  # where there is too little work for that to tell anything
 ORPHAN_LIMIT = 0.200

@@ -355,6 +355,7 @@ link_traverse (link_t *self, visitproc visit, void *arg)
 static int
 link_clear (link_t *self)
 {
+    self->serial = 0; /* the slow way for whoever still calls, in a finalizer */
     Py_CLEAR (self->waiting);
     Py_CLEAR (self->abandon);
     Py_CLEAR (self->learn);
