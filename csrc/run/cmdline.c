@@ -248,12 +248,13 @@ nvs_cmdline_find (const char *name, char *found, size_t size)
     if (path == NULL)
         path = "/bin:/usr/bin";
     for (const char *end; *name != '\0'; path = end + 1) {
+        int length;
         int status;
 
         end = strchrnul (path, ':');
-        /* An empty element means the working folder, as ever. */
-        (void)snprintf (found, size, "%.*s%s%s", (int)(end - path), path, end == path ? "" : "/", name);
-        status = status_of (found);
+        /* An empty element means the working folder, as ever. What is cut off would be another program's name. */
+        length = snprintf (found, size, "%.*s%s%s", (int)(end - path), path, end == path ? "" : "/", name);
+        status = length >= 0 && (size_t)length < size ? status_of (found) : NVS_EXIT_NOT_FOUND;
         if (status == 0)
             return 0;
         if (status == NVS_EXIT_CANNOT_RUN)

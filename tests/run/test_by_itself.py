@@ -144,6 +144,17 @@ def test_the_path_is_searched(direct: Direct, tmp_path: Path) -> None:
     assert direct("--", "true", env={}).returncode == 0
 
 
+def test_a_name_is_never_cut_off(direct: Direct, tmp_path: Path) -> None:
+    """In a folder whose path leaves no room for it: what there is room for is another program's."""
+    (tmp_path / "com").write_text("echo another program\n")
+    (tmp_path / "com").chmod(0o755)
+    length = os.pathconf("/", "PC_PATH_MAX") - 1 - len("/com")
+    folder = str(tmp_path) + "/." * ((length - len(str(tmp_path))) // 2)
+    search = {**surroundings(), "PATH": folder.ljust(length, "/")}
+    assert direct("--", "com", env=search).stdout == "another program\n"
+    assert "command does not exist" in failed(direct("--", "command", env=search), 127)
+
+
 def test_help_and_version(direct: Direct) -> None:
     told = direct("--help")
     assert told.returncode == 0
