@@ -90,7 +90,8 @@ def _in_use(survey: Survey, nodes: Iterable[Node], proc: str, ignore_unseen: boo
     Where some processes cannot be looked at, they may have a node open only if its number is a driver's: without one
     every attempt to open it fails, and a driver with an open node cannot go away.
     """
-    files = {node.identity[:2]: (os.path.join(survey.dev, node.path), node.identity[2]) for node in nodes}
+    dev = os.path.realpath(survey.dev)  # as the kernel names open files
+    files = {node.identity[:2]: (os.path.join(dev, node.path), node.identity[2]) for node in nodes}
     served = set(survey.driver.majors.values())
     if not files:
         return {}

@@ -428,13 +428,18 @@ def test_a_node_is_found_behind_a_file_that_cannot_be_looked_at(which: str) -> N
         assert [user.split()[0] for user in users.of.get((status.st_dev, status.st_ino), [])] == [str(holder.pid)]
 
 
-def test_a_node_that_was_replaced_after_it_was_opened_counts_as_open(machine: Machine) -> None:
-    """As NVIDIA's library replaces nodes: whoever opened the old one uses this name."""
+@pytest.mark.parametrize("dev", ["dev", "link", "./dev"])
+def test_a_node_that_was_replaced_after_it_was_opened_counts_as_open(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, dev: str
+) -> None:
+    """As NVIDIA's library replaces nodes: whoever opened the old one uses this name, whatever we call the folder."""
+    monkeypatch.chdir(machine.folder)
+    (machine.folder / "link").symlink_to("dev")
     node = machine.node("nvidia0", 195, 0)
     with opened(node) as pid:
         node.unlink()
         machine.node("nvidia0", 195, 0)
-        survey = hostnodes.survey(str(machine.dev), str(machine.proc), others=[])
+        survey = hostnodes.survey(dev, str(machine.proc), others=[])
         [step] = noderemoval.plan(survey, ignore_unseen=True)
     assert step.refusal is not None
     assert f"{pid} (" in step.refusal
