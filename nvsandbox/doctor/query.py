@@ -83,7 +83,7 @@ def _judge(answer: _Answer) -> Iterator[Finding]:
     if answer.error is not None:
         yield Finding(
             "query.failed",
-            f"NVML cannot be asked in the sandbox: {str(answer.error).splitlines()[0]}",
+            f"NVML cannot be asked in the sandbox: {_line(answer.error)}",
             _remedy(answer.error),
             facts={"type": type(answer.error).__name__},
         )
@@ -109,6 +109,11 @@ def _judge(answer: _Answer) -> Iterator[Finding]:
             "driver_version": answer.version,
         },
     )
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error, or its type where it has no words, as MemoryError has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _remedy(error: BaseException) -> str:

@@ -46,6 +46,19 @@ def test_each_finding_can_be_brought_about(id_: str, machine: Any) -> None:
         assert set(finding.as_json()) == {"id", "severity", "about", "what", "do", "facts", "documentation"}
 
 
+def test_an_error_without_words_is_told_by_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvsandbox.doctor import Places, query
+    from nvsandbox.options import Options
+
+    def fails(**options: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(query, "nvml_isolated", fails)
+    places = Places(options=Options(simulate="h100"), live=True)
+    [_, failed] = doctor.carry_out("NVML", lambda: query.query(places, 60))
+    assert (failed.id, failed.what) == ("query.failed", "NVML cannot be asked in the sandbox: MemoryError")
+
+
 def test_each_finding_has_its_case_and_its_section() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     assert dict(re.findall(r"^### (\S+)\n\n\*(\w+)\.\*", text, re.M)) == CATALOGUE
