@@ -90,7 +90,7 @@ def test_a_run_becomes_a_table(built: Path, tmp_path: Path) -> None:
     assert summary["failed"] == []
     if len(os.sched_getaffinity(0)) > 1:
         assert summary["exchange_ns"].keys() == set(parts)
-        assert all(0 < times[0] < 1e6 and 0 < times[1] < 1e6 for times in summary["exchange_ns"].values())
+        assert all(0 < time < 1e9 for times in summary["exchange_ns"].values() for time in times)
         # Each round belongs to one distance of the CPUs, which the table tells apart.
         calls = [entry for entry in summary["results"] if entry["part"] == "calls, null"]
         assert [entry["n"] for entry in calls if entry["way"] == "exchange"] == [5] * 5
