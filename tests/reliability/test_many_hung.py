@@ -46,6 +46,8 @@ with nvml_isolated(simulate="t4") as nvml:
     for _ in range(7):
         nvml.nvmlDeviceGetCount()
         os.kill(nvml.session.pid, signal.SIGSTOP)
+        # Until all its threads stand it may still answer, and then it is the next call that hangs.
+        os.waitid(os.P_PID, nvml.session.pid, os.WSTOPPED | os.WNOWAIT)
         try:
             with nvml.session.deadline(0.2):  # and no such limit for the calls that are answered
                 nvml.nvmlDeviceGetCount()
