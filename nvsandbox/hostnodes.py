@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from nvsandbox import driverfacts, nodefindings
+from nvsandbox import driverfacts, nodefindings, roots
 from nvsandbox.driverfacts import DriverFacts
 from nvsandbox.nodenames import (
     FOLDERS,
@@ -50,6 +50,8 @@ class Survey:
     """What is not there and could be."""
     unread: tuple[str, ...] = ()
     """Folders that could not be listed, each with why."""
+    doubt: str | None = None
+    """Why nodes elsewhere were not taken for those of a driver in a container, and what says otherwise."""
 
 
 _KINDS = {
@@ -137,6 +139,15 @@ def find_dev_root(dev: str, dev_root: str | None, others: Iterable[str] = CONTAI
     return None
 
 
+def _of_the_loaded_driver(dev: str, version: str | None) -> str | None:
+    """The loaded driver's NVML in the tree that this /dev is in: the driver was installed there, and needs the nodes.
+    One of another version is not its own, as where only NVIDIA's libraries are installed."""
+    root, name = os.path.split(os.path.realpath(dev))
+    if name != "dev":
+        return None
+    return next((path for path in roots.installed(root) if version is None or path.endswith(f".so.{version}")), None)
+
+
 def survey(
     dev: str = "/dev",
     proc: str = "/proc",
@@ -149,13 +160,21 @@ def survey(
     Args:
         dev: the folder to look at.
         proc: where the kernel and the driver say what is so.
-        dev_root: the folder with the nodes of a driver in a container; None to look in `others`.
+        dev_root: the folder with the nodes of a driver in a container; None to look in `others`. What is there may be
+            left from a container that is gone: it does not count where `dev`'s tree has the loaded driver's library.
 
     Raises OSError if `dev` cannot be listed or ``proc/devices`` cannot be read.
     """
     driver = driverfacts.read(proc)
     unread: list[str] = []
     root = find_dev_root(dev, dev_root, others) if driver.loaded else None
+    doubt = None
+    if root is not None and dev_root is None and (library := _of_the_loaded_driver(dev, driver.version)) is not None:
+        doubt = (
+            f"{root} has nodes too, but {library} is the loaded driver's, so it is taken for the host's own: "
+            f"if it is in a container all the same, say --dev-root {root}"
+        )
+        root = None
     placement: Placement = "none" if not driver.loaded else "host" if root is None else "container"
     order = sorted(_all(dev, driver, unread), key=lambda node: (node.is_number_link, _natural(node.path)))
     nodes = {node.path: node for node in order}
@@ -171,4 +190,4 @@ def survey(
         for node in order
     )
     missing = tuple(nodefindings.missing(nodes, driver)) if placement == "host" else ()
-    return Survey(dev, placement, root, driver, judged, missing, tuple(unread))
+    return Survey(dev, placement, root, driver, judged, missing, tuple(unread), doubt)

@@ -91,6 +91,12 @@ def has_another_libc(folder: str) -> bool:
     return not any(os.path.exists(path) and os.path.samefile(path, libc) for path in ours)
 
 
+def installed(root: str) -> list[str]:
+    """What ``libnvidia-ml.so.1`` is in this root, best first, by the files' own names, which end in the version."""
+    found = (resolve_in_root(root, f"{folder}/{LIBRARY}") for folder in _folders())
+    return list(dict.fromkeys(path for path in found if path is not None))
+
+
 def library_candidates(driver_root: str) -> tuple[list[str], list[str]]:
     """Where ``libnvidia-ml.so.1`` is, best first, and every place that was looked at.
 

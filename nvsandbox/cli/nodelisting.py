@@ -128,6 +128,12 @@ def _table(survey: Survey, rows: Sequence[tuple[str, ...]]) -> None:
     console.print(Text(_sum(survey)))
 
 
+def doubt(survey: Survey) -> None:
+    """What else may be the case, on stderr."""
+    if survey.doubt is not None:
+        click.echo(f"note: {shown(survey.doubt)}", err=True)
+
+
 def unread(reasons: Iterable[str]) -> None:
     """On stderr, what could not be read."""
     for reason in reasons:

@@ -195,6 +195,7 @@ def _list(asked: _Asked, as_json: bool) -> int:
         click.echo(json.dumps(_report(survey, unread), indent=2))
     else:
         nodelisting.show(survey)
+        nodelisting.doubt(survey)
         nodelisting.unread(unread)
     return EXIT_UNWANTED if _bad(survey.nodes) else 0
 
@@ -225,6 +226,7 @@ def _report(survey: hostnodes.Survey, unread: list[str]) -> dict[str, Any]:
             "version": driver.version,
             "placement": survey.placement,
             "dev_root": survey.dev_root,
+            "doubt": survey.doubt,
             "majors": driver.majors,
             "modify_device_files": driver.modify_device_files,
             "gpus": {str(minor): bus for minor, bus in driver.gpus.items()},
@@ -307,6 +309,7 @@ def _cleaned(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool, sta
                 nodelisting.removal(asked.dev, result)
         nodelisting.removed(results, undo)
     if not as_json:
+        nodelisting.doubt(survey)
         nodelisting.unread(unread)
     if not yes:
         return EXIT_UNWANTED if _bad(survey.nodes) else 0

@@ -52,6 +52,25 @@ def test_lines(machine: Machine) -> None:
     assert lines[-1] == "2 nodes and 2 links, of which 4 should not be there"
 
 
+def test_nodes_of_a_container_that_is_gone_remove_nothing_of_the_hosts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.container_driver(0)
+    machine.usual_nodes(0)
+    monkeypatch.setattr("nvsandbox.hostnodes.CONTAINER_DEV_ROOTS", (str(machine.driver_dev),))
+    assert run(machine).exit_code == 1
+    library = machine.folder / "usr" / "lib64" / "libnvidia-ml.so.1"
+    library.parent.mkdir(parents=True)
+    library.with_name("libnvidia-ml.so.550.54.15").write_text("")
+    library.symlink_to("libnvidia-ml.so.550.54.15")
+    for arguments in ([], ["--clean"], ["--clean", "--yes"]):
+        result = run(machine, *arguments)
+        assert result.exit_code == 0, result.output
+        assert f"note: {machine.driver_dev} has nodes too, but {machine.folder}/usr/lib64/" in result.stderr
+    assert (machine.dev / "nvidia0").exists()
+    assert json.loads(run(machine, "--json").stdout)["driver"]["doubt"].endswith(f"--dev-root {machine.driver_dev}")
+
+
 def test_a_host_in_order_is_0_though_something_is_to_be_said(machine: Machine) -> None:
     machine.driver(0)
     machine.usual_nodes(0)

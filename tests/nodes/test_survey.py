@@ -68,6 +68,38 @@ def test_a_driver_in_a_container_makes_the_hosts_nodes_copies(machine: Machine) 
     assert all(node.unwanted for node in report.nodes)
 
 
+def installed(machine: Machine, version: str) -> None:
+    """NVML in the tree that the /dev is in."""
+    folder = machine.folder / "usr" / "lib64"
+    folder.mkdir(parents=True)
+    (folder / f"libnvidia-ml.so.{version}").write_text("")
+    (folder / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+
+
+def test_what_a_container_left_makes_no_copies_of_a_host_drivers_nodes(machine: Machine) -> None:
+    """They would be removed under a driver that needs them."""
+    machine.container_driver(0)
+    machine.usual_nodes(0)
+    installed(machine, "550.54.15")
+    report = survey(machine)
+    assert (report.placement, report.dev_root) == ("host", None)
+    assert not any(node.unwanted for node in report.nodes)
+    assert report.doubt is not None
+    assert "libnvidia-ml.so.550.54.15 is the loaded driver's" in report.doubt
+    assert f"--dev-root {machine.driver_dev}" in report.doubt
+    # Whoever says it knows it.
+    told = hostnodes.survey(str(machine.dev), str(machine.proc), dev_root=str(machine.driver_dev))
+    assert (told.placement, told.doubt) == ("container", None)
+
+
+def test_libraries_of_another_version_are_not_the_loaded_drivers(machine: Machine) -> None:
+    machine.container_driver(0)
+    machine.usual_nodes(0)
+    installed(machine, "535.261.03")
+    report = survey(machine)
+    assert (report.placement, report.doubt) == ("container", None)
+
+
 def test_links_to_the_nodes_of_a_driver_in_a_container_are_in_order(machine: Machine) -> None:
     machine.container_driver(0)
     (machine.dev / "char" / "195:0").symlink_to(machine.driver_dev / "nvidia0")
