@@ -75,10 +75,10 @@ def environment(present: list[bytes], options: Options, simulation: str | None) 
                 "(LD_LIBRARY_PATH none with : or ;, LD_PRELOAD none with : or a blank); name it by a link elsewhere"
             )
     if simulation is not None:
-        _set(changed, b"NVSANDBOX_SIM", simulation.encode())  # the simulator's, for who loads it
-        _set(
-            changed, b"NVSANDBOX_SIMULATE", simulation.encode()
-        )  # for who uses nvsandbox: sandboxes start without LD_…
+        # The one is for whoever loads the simulator, the other for programs that use nvsandbox, whose workers start
+        # without LD_LIBRARY_PATH.
+        _set(changed, b"NVSANDBOX_SIM", simulation.encode())
+        _set(changed, b"NVSANDBOX_SIMULATE", simulation.encode())
         if value(changed, b"NVSANDBOX_LIBRARY"):
             _set(changed, b"NVSANDBOX_LIBRARY", b"")  # --simulate has overruled it, and the two exclude each other
     tools = None if options.driver_root == "/" else _tool(options.driver_root, "nvidia-smi")
