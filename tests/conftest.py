@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `from host import ...`
 import host as stand_in
 from host import DRIVER, Host, require
 from leftovers import MARK, Snapshot
+
+# What is ignored stays ignored in whatever is started: a run in the background of a shell would try programs that
+# Ctrl-C does not reach. Python itself ignores the two that are left out, and subprocess gives them back.
+for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # How long an example takes is up to the machine; and in CI the same examples are drawn every time.
 hypothesis.settings.register_profile(
