@@ -131,13 +131,17 @@ def ignoring() -> None:
 
 def test_what_is_ignored_stays_so() -> None:
     """As in the background of a script, and by nohup."""
-    options = ("--json", "--watch", "0.05", "--count", "8")
-    process = start("query", "--simulate", "h100", *options, preexec_fn=ignoring)
-    for number in ENDS:
-        time.sleep(0.1)
-        process.send_signal(number)
-    out, err = process.communicate(timeout=30)
-    assert (out.count("\n"), err, process.returncode) == (8, "", 0)
+    options = ("--json", "--watch", "0.1", "--count", "8")
+    with start("query", "--simulate", "h100", *options, preexec_fn=ignoring) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = []
+        for number in ENDS:
+            lines.append(process.stdout.readline())  # its handlers are there, and it goes on for some time
+            process.send_signal(number)
+        lines += process.stdout.readlines()
+        err = process.stderr.read()
+    assert (len(lines), err, process.returncode) == (8, "", 0)
 
 
 def test_what_is_ignored_stays_so_for_an_audit_and_its_command() -> None:
