@@ -34,8 +34,14 @@ from typing import Any
 
 NOBODY = 65534
 
-DRIVER = Path(__file__).resolve().parents[1] / ".cache" / "nvidia" / "root"
-"""Where scripts/fetch-nvidia-nvml puts NVIDIA's library and programs."""
+_CHOSEN = os.environ.get("NVSANDBOX_TEST_NVML")
+DRIVER = (
+    Path(*Path(_CHOSEN).absolute().parts[:-6])
+    if _CHOSEN
+    else Path(__file__).resolve().parents[1] / ".cache" / "nvidia" / "root"
+)
+"""The root of NVIDIA's library and programs: where scripts/fetch-nvidia-nvml puts them, or that of the library that is
+chosen, ROOT/usr/lib/MACHINE/nvidia/current/libnvidia-ml.so.1."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from host import Host, require
+from host import DRIVER, Host, require
 
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / ".cache" / "nvidia" / "root"
 
 
 @dataclass
@@ -160,9 +159,9 @@ def on_stage(
     """The same with NVIDIA's own nvidia-smi, or a stand-in for it. Its place is shown as the usual one."""
     smi = library = ""
     if real:
-        smi = next((str(path) for path in CACHE.glob("usr/lib/nvidia/current/nvidia-smi")), "")
+        smi = next((str(path) for path in DRIVER.glob("usr/lib/nvidia/current/nvidia-smi")), "")
         require(smi, "needs NVIDIA's nvidia-smi: run scripts/fetch-nvidia-nvml")
-        library = str(next(CACHE.glob("usr/lib/*/nvidia/current/libnvidia-ml.so.1")))
+        library = str(next(DRIVER.glob("usr/lib/*/nvidia/current/libnvidia-ml.so.1")))
     arguments: dict[str, Any] = {"simulate": simulate, "with_driver": with_driver, "smi": smi, "library": library}
     bin_ = str(Path(sys.executable).parent)
     found = host.run(play, timeout=timeout, steps=steps, folder=str(folder), bin_=bin_, **arguments)
