@@ -14,9 +14,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from host import require
 
 ROOT = Path(__file__).parents[2]
-IN_CI = os.environ.get("CI", "") not in ("", "0", "false")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,10 +47,7 @@ def run(*command: str | Path, **kwargs: object) -> str:
 
 def source_files() -> list[str]:
     """The files of the working tree as the next commit would have them."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        if IN_CI:
-            pytest.fail("not a git clone")
-        pytest.skip("not a git clone")
+    require(shutil.which("git") is not None and (ROOT / ".git").exists(), "needs git, and a clone")
     listed = run("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     return sorted({name for name in listed.split("\0") if name and (ROOT / name).is_file()})
 
@@ -183,8 +180,7 @@ def test_the_wheel_is_for_the_stable_abi_of_linux(wheel: Path) -> None:
 
 def test_the_programs_link_nothing_but_the_c_library(wheel: Path, tmp_path: Path) -> None:
     """They run with privileges, and in images that have nothing else."""
-    if shutil.which("readelf") is None:
-        (pytest.fail if IN_CI else pytest.skip)("readelf is not installed (Debian: binutils)")
+    require(shutil.which("readelf") is not None, "needs readelf (Debian: binutils)")
     for program in PROGRAMS:
         with zipfile.ZipFile(wheel) as archive:
             file = archive.extract(f"nvsandbox/{program}", tmp_path)
