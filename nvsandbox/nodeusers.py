@@ -11,6 +11,7 @@ Not seen: descriptors on their way through a socket, and files that are register
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import stat
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 _PF_KTHREAD = 0x00200000
+_libc = ctypes.CDLL(None, use_errno=True)
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's headers, fixed since Linux 3.8
 
 Identity = tuple[int, int]
@@ -103,7 +105,7 @@ _KCMP_FILES = 2
 def _share_descriptors(one: int, other: int) -> bool:
     """Whether two threads have the same table. False also where the kernel does not say: then both are looked at."""
     number = _KCMP.get(platform.machine())
-    return number is not None and ctypes.CDLL(None).syscall(number, one, other, _KCMP_FILES, 0, 0) == 0
+    return number is not None and _libc.syscall(number, one, other, _KCMP_FILES, 0, 0) == 0
 
 
 def _by_descriptor(
@@ -142,14 +144,21 @@ def _file(path: str) -> tuple[Identity, int, int]:
 
     Asked so that a network or FUSE file system answers from memory: processes have files of servers that are gone, for
     which stat() waits for ever, and of users' own FUSE mounts, of which not even root is told more than the device.
+    So stat() is called only where there is no statx(): before Linux 4.11, or in a container whose filter does not know
+    it, of which older ones say EPERM.
     """
     number = _STATX.get(platform.machine())
     buffer = ctypes.create_string_buffer(_STATUS.size)
-    if number is None or ctypes.CDLL(None).syscall(
-        ctypes.c_long(number), _AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, 0, buffer
-    ):
-        status = os.stat(path)  # older than Linux 4.11, or a filter that does not know it; else it says what is wrong
+    err = errno.ENOSYS
+    if number is not None:
+        name = os.fsencode(path)
+        failed = _libc.syscall(ctypes.c_long(number), _AT_FDCWD, name, _AT_STATX_DONT_SYNC, 0, buffer)
+        err = ctypes.get_errno() if failed else 0
+    if err in (errno.ENOSYS, errno.EPERM):
+        status = os.stat(path)
         return (status.st_dev, status.st_ino), status.st_mode, status.st_rdev
+    if err:
+        raise OSError(err, os.strerror(err), path)
     mode, inode, *numbers = _STATUS.unpack(buffer.raw)
     rdev, dev = os.makedev(*numbers[:2]), os.makedev(*numbers[2:])
     return (dev, inode), mode, rdev

@@ -367,8 +367,8 @@ def nothing_left(grace: float = 5.0) -> Iterator[None]:
 # ---- system calls refused
 
 _NUMBERS = {
-    "x86_64": {"mount": 165, "unshare": 272, "openat": 257, "clone": 56, "mknodat": 259, "seccomp": 317},
-    "aarch64": {"mount": 40, "unshare": 97, "openat": 56, "clone": 220, "mknodat": 33, "seccomp": 277},
+    "x86_64": {"mount": 165, "unshare": 272, "openat": 257, "clone": 56, "mknodat": 259, "seccomp": 317, "statx": 332},
+    "aarch64": {"mount": 40, "unshare": 97, "openat": 56, "clone": 220, "mknodat": 33, "seccomp": 277, "statx": 291},
 }
 _RET_ALLOW, _RET_ERRNO, _RET_USER_NOTIF = 0x7FFF0000, 0x00050000, 0x7FC00000
 
@@ -401,6 +401,11 @@ def _filter(rules: list[tuple[str, int | None, int, int]], flags: int = 0) -> in
 def refuse_user_namespaces() -> None:
     """As a container's seccomp profile does. For this process and its children, for good."""
     _filter([(name, 0, CLONE_NEWUSER, _RET_ERRNO | errno.EPERM) for name in ("unshare", "clone")])
+
+
+def refuse(name: str, err: int) -> None:
+    """A system call, always by the same errno. For this process and its children, for good."""
+    _filter([(name, None, 0, _RET_ERRNO | err)])
 
 
 class Supervisor:

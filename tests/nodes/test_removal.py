@@ -428,6 +428,35 @@ def test_a_node_is_found_behind_a_file_that_cannot_be_looked_at(which: str) -> N
         assert [user.split()[0] for user in users.of.get((status.st_dev, status.st_ino), [])] == [str(holder.pid)]
 
 
+def users_where_statx_fails(err: int) -> tuple[bool, str]:
+    import os
+    import subprocess
+    import sys
+
+    import host
+
+    from nvsandbox import nodeusers
+
+    status = os.stat("/dev/null")
+    identity = (status.st_dev, status.st_ino)
+    holder = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1, stdout=-3, stderr=-3)
+    host.refuse("statx", err)
+    try:
+        users = nodeusers.find({identity: ("/dev/null", status.st_rdev)})
+    finally:
+        holder.communicate()
+    found = [user for user in users.of.get(identity, []) if user.startswith(f"{holder.pid} ")]
+    return bool(found), "".join(reason for reason in users.unseen if reason.startswith(f"process {holder.pid} "))
+
+
+@pytest.mark.parametrize("err", [errno.ENOSYS, errno.EPERM, errno.EIO], ids=errno.errorcode.get)
+def test_where_a_file_cannot_be_looked_at_without_its_server(host: host.Host, err: int) -> None:
+    """Old kernels and old seccomp profiles know no statx(). Else stat() is not tried, which may wait for ever."""
+    found, unseen = host.run(users_where_statx_fails, err=err)
+    assert found == (err != errno.EIO)
+    assert ("cannot be looked at: Input/output error" in unseen) == (err == errno.EIO)
+
+
 @pytest.mark.parametrize("dev", ["dev", "link", "./dev"])
 def test_a_node_that_was_replaced_after_it_was_opened_counts_as_open(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, dev: str
