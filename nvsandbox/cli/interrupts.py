@@ -36,7 +36,6 @@ class Interrupts:
     def __init__(self) -> None:
         self._came = False
         self._before: Any = None
-        self._hook = sys.unraisablehook
 
     def catch(self) -> None:
         """From here on Ctrl-C raises KeyboardInterrupt. Not while the command is still being imported."""

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from types import FrameType
 from typing import Any
@@ -24,7 +24,10 @@ from nvsandbox.cli.view import View
 
 # What writing fails with where nobody reads any more, and how the command ends then: a pipe's other end, and a terminal
 # that has gone, of which SIGHUP may come too late.
-_GONE = {errno.EPIPE: SystemExit(0), errno.EIO: interrupts.BySignal(signal.SIGHUP)}
+_GONE: dict[int | None, Callable[[], SystemExit]] = {
+    errno.EPIPE: lambda: SystemExit(0),
+    errno.EIO: lambda: interrupts.BySignal(signal.SIGHUP),
+}
 _LONGEST_WAIT = 3600.0  # seconds; it then goes on waiting
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -88,7 +91,7 @@ def watch(view: View, nvml: Any, seconds: float, count: int | None, as_json: boo
     except streams.Unwritable as error:
         if error.errno not in _GONE:
             raise
-        raise _GONE[error.errno] from None
+        raise _GONE[error.errno]() from None
 
 
 def _read(view: View, nvml: Any) -> tuple[Any, BaseException | None]:
