@@ -259,61 +259,78 @@ def _undo_is_told(undo: str) -> Iterator[None]:
 
 
 def _clean(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool) -> int:
-    with contextlib.ExitStack() as stack:
-        return _cleaned(asked, yes, undo_file, as_json, stack)
-
-
-def _cleaned(asked: _Asked, yes: bool, undo_file: str | None, as_json: bool, stack: contextlib.ExitStack) -> int:
+    """Removes what should not be there, or without `yes` says what it would remove. The exit status."""
     survey, unread = _look(asked)
     steps = noderemoval.plan(survey, asked.proc, ignore_unseen=asked.ignore_unseen)
-    written = None
-    undo = ""
+    if yes and any(step.refusal is None for step in steps):
+        return _remove(asked, survey, unread, steps, undo_file or nodeundo.default_path(), as_json)
+    results = [
+        noderemoval.Result(step.node.path, False, step.refusal or noderemoval.describe(step.node)) for step in steps
+    ]
+    if as_json:
+        would = set() if yes else {step.node.path for step in steps if step.refusal is None}
+        _print_cleaning(survey, unread, results, done=yes, would=would, undo_file=None)
+    elif yes:
+        for result in results:
+            nodelisting.removal(asked.dev, result)
+        nodelisting.removed(results, "")
+    else:
+        nodelisting.plan(asked.dev, steps)
+    if not as_json:
+        nodelisting.doubt(survey)
+        nodelisting.unread(unread)
+    return EXIT_UNWANTED if _bad(survey.nodes) else 0
+
+
+def _remove(
+    asked: _Asked,
+    survey: hostnodes.Survey,
+    unread: list[str],
+    steps: list[noderemoval.Step],
+    undo_file: str,
+    as_json: bool,
+) -> int:
+    """Carries out the steps and writes them down in `undo_file`. The exit status is that of a second look."""
+    try:
+        journal = nodeundo.Journal(undo_file, os.path.abspath(asked.dev))
+    except OSError as error:
+        text = f"{_words(error)}: what is removed cannot be written down; --undo-file names another place for it"
+        raise ValueError(text) from error
+    undo = _undo_command(asked, undo_file)
     results = []
-    if not yes:
-        results = [
-            noderemoval.Result(step.node.path, False, step.refusal or noderemoval.describe(step.node)) for step in steps
-        ]
-    elif any(step.refusal is None for step in steps):
-        written = undo_file or nodeundo.default_path()
-        try:
-            journal = nodeundo.Journal(written, os.path.abspath(asked.dev))
-        except OSError as error:
-            text = f"{_words(error)}: what is removed cannot be written down; --undo-file names another place for it"
-            raise ValueError(text) from error
-        undo = _undo_command(asked, written)
-        stack.enter_context(_undo_is_told(undo))
+    with _undo_is_told(undo):
         with journal:
             for result in noderemoval.carry_out(steps, survey, journal, asked.proc, ignore_unseen=asked.ignore_unseen):
                 results.append(result)
                 if not as_json:
                     nodelisting.removal(asked.dev, result)
-    else:
-        results = [noderemoval.Result(step.node.path, False, step.refusal or "") for step in steps]
-    if as_json:
-        would = {step.node.path for step in steps if step.refusal is None}
-        report = _report(survey, unread)
-        report["clean"] = {
-            "done": yes,
-            "undo_file": written,
-            "steps": [
-                {"path": r.path, "removed": r.removed, "to_be_removed": not yes and r.path in would, "what": r.what}
-                for r in results
-            ],
-        }
-        click.echo(json.dumps(report, indent=2))
-    elif not yes:
-        nodelisting.plan(asked.dev, steps)
-    else:
-        if written is None:
-            for result in results:
-                nodelisting.removal(asked.dev, result)
-        nodelisting.removed(results, undo)
-    if not as_json:
-        nodelisting.doubt(survey)
-        nodelisting.unread(unread)
-    if not yes:
-        return EXIT_UNWANTED if _bad(survey.nodes) else 0
-    return EXIT_UNWANTED if _bad(_look(asked)[0].nodes) else 0
+        if as_json:
+            _print_cleaning(survey, unread, results, done=True, would=set(), undo_file=undo_file)
+        else:
+            nodelisting.removed(results, undo)
+            nodelisting.doubt(survey)
+            nodelisting.unread(unread)
+        return EXIT_UNWANTED if _bad(_look(asked)[0].nodes) else 0
+
+
+def _print_cleaning(
+    survey: hostnodes.Survey,
+    unread: list[str],
+    results: list[noderemoval.Result],
+    *,
+    done: bool,
+    would: set[str],
+    undo_file: str | None,
+) -> None:
+    report = _report(survey, unread)
+    report["clean"] = {
+        "done": done,
+        "undo_file": undo_file,
+        "steps": [
+            {"path": r.path, "removed": r.removed, "to_be_removed": r.path in would, "what": r.what} for r in results
+        ],
+    }
+    click.echo(json.dumps(report, indent=2))
 
 
 def _undo(file: str, asked: _Asked, as_json: bool) -> int:
