@@ -176,7 +176,7 @@ def by_distance(summary: Summary) -> list[list[str]]:
         if entry["way"] != "shm" or entry["part"] != "calls, null":
             continue
         for name, found in entry.get("distance", {}).items():
-            if "ratio" not in found:
+            if found["n"] < 3:  # says nothing
                 continue
             exchange = {key: found["exchange"][key] * 1e9 for key in ("median", "q1", "q3")}
             rows.append([_case(entry["case"]), name, str(found["n"]), _figures(exchange), _figures(found["ratio"])])

@@ -883,6 +883,9 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
     }
     if (kind != NVS_NO_ANSWER)
         return NOT_CARRIED_OUT;
+    give_up_lane (self->link, owner);
+    if (PyErr_Occurred () != NULL) /* out of a signal handler */
+        return FAILED;
     /* Raises: the worker is of no more use. */
     done = PyObject_CallFunctionObjArgs (self->link->abandon, owner, self->name, NULL);
     Py_XDECREF (done);

@@ -470,8 +470,8 @@ cover_params (const struct nvs_devtree *tree, int original, struct nvs_error *er
         length += (size_t)got;
     }
     text[length] = '\0';
-    length = edit_params (text, edited, sizeof edited);
-    if (length == 0) /* an empty file would let NVML make nodes */
+    /* Neither half of them nor an empty file, which would let NVML make nodes. */
+    if (length == sizeof text - 1 || (length = edit_params (text, edited, sizeof edited)) == 0)
         return nvs_fail (error, NVS_STEP_PARAMS, EFBIG, PARAMS_PATH, "the driver's parameters are too long");
     copy = openat (tree->dev, ".params", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
     if (copy < 0 || write (copy, edited, length) != (ssize_t)length) {

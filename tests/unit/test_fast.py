@@ -17,6 +17,7 @@ from waiting import kill, signal_when_inside, stop
 
 import nvsandbox
 from nvsandbox import _fast, plans
+from nvsandbox.session import NVMLSession
 from nvsandbox.worker import Worker
 
 pytestmark = pytest.mark.skipif(not plans.available, reason="this Python's ctypes objects are not laid out as expected")
@@ -475,18 +476,47 @@ def test_plans_that_cannot_be(nvml):
     assert get.plans == 0
 
 
-def test_a_reply_that_no_worker_gives_is_a_death(nvml, device):
-    """A frame that the worker refuses stands for it: what comes back is not what the plan says."""
+def refused(nvml):
+    """The function for temperatures, with a plan whose frame the worker refuses: what comes back is none of its replies."""
     get = function(nvml, "nvmlDeviceGetTemperature")
-    first = nvml.session.pid
-    value = ctypes.c_uint()
-    reference = type(ctypes.byref(value))
+    reference = type(ctypes.byref(ctypes.c_uint()))
     spec = (
         (3, pynvml.c_nvmlDevice_t, None, 8, 0, False),
         (1, int, None, 0, 0, False),
         (4, reference, ctypes.c_uint, 4, 0, False),
     )
     get.learn(nvml.session.link.serial, bytes(120), 4, spec)
+    return get
+
+
+def test_a_signal_as_a_reply_that_no_worker_gives_is_noticed(monkeypatch):
+    """The lane is closed all the same, and not left for good to the call that has ended."""
+    abandon = NVMLSession._fast_abandon
+    interruptions = [KeyboardInterrupt]
+
+    def interrupted(self, *arguments):
+        if interruptions:
+            raise interruptions.pop()  # as the handler of a signal does before the first line of any Python function
+        abandon(self, *arguments)
+
+    monkeypatch.setattr(NVMLSession, "_fast_abandon", interrupted)
+    with nvsandbox.nvml_isolated(simulate="h100x1") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        get = refused(nvml)
+        with pytest.raises(KeyboardInterrupt):
+            get(device, 0, ctypes.byref(ctypes.c_uint()))
+        assert interruptions == []
+        get.forget()
+        uuid = nvml.nvmlDeviceGetUUID(device)
+        before = short(nvml)
+        assert [nvml.nvmlDeviceGetUUID(device) for _ in range(5)] == [uuid] * 5
+        assert short(nvml) == before + 5
+
+
+def test_a_reply_that_no_worker_gives_is_a_death(nvml, device):
+    first = nvml.session.pid
+    value = ctypes.c_uint()
+    get = refused(nvml)
     with pytest.raises(nvsandbox.WorkerDied, match="broke the protocol") as caught:
         get(device, 0, ctypes.byref(value))
     assert caught.value.call == "nvmlDeviceGetTemperature"
