@@ -477,7 +477,7 @@ def test_plans_that_cannot_be(nvml):
 
 
 def refused(nvml):
-    """The function for temperatures, with a plan whose frame the worker refuses: what comes back is none of its replies."""
+    """The function for temperatures, with a plan whose frame the worker refuses: what comes back is no reply to it."""
     get = function(nvml, "nvmlDeviceGetTemperature")
     reference = type(ctypes.byref(ctypes.c_uint()))
     spec = (
