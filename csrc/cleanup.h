@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ownership, said where a variable is declared: __attribute__ ((cleanup (nvs_close_fd))) int fd = -1. They keep errno, for
- * a function may return its last call's failure through them. */
+/* Ownership, said where a variable is declared: __attribute__ ((cleanup (nvs_close_fd))) int fd = -1. They keep errno,
+ * for a function may return its last call's failure through them. */
 #ifndef NVSANDBOX_CLEANUP_H
 #define NVSANDBOX_CLEANUP_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Of both halves of a lane: what time it is, and how one who looks again and again spares the other threads of its core. */
+/* Of both halves of a lane: what time it is, and how one who looks again and again spares its core's other threads. */
 #ifndef NVSANDBOX_CLOCK_H
 #define NVSANDBOX_CLOCK_H
 

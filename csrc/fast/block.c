@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The base of nvml_isolated, for its __exit__. A signal handler of the caller's may run, and raise KeyboardInterrupt, as the
- * first thing in any Python function: written in Python, the end of a block could end before it has begun, and nobody
- * comes back to it. In C nothing runs in between until the thread that does the work is there; nvsandbox/aside.py has the rest.
+ * The base of nvml_isolated, for its __exit__. A signal handler of the caller's may run, and raise KeyboardInterrupt,
+ * as the first thing in any Python function: written in Python, the end of a block could end before it has begun, and
+ * nobody comes back to it. In C nothing runs in between until the thread that does the work is there;
+ * nvsandbox/aside.py has the rest.
  */
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>

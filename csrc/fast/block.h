@@ -5,8 +5,9 @@
 #include <Python.h>
 
 /*
- * A string that there is once, for PyObject_GetAttr() and its like. PyObject_GetAttrString() and PyObject_CallMethod() make a
- * new one each time, which stays: Python's cache of what attributes are (4096 entries, found by the name's address) keeps it.
+ * A string that there is once, for PyObject_GetAttr() and its like. PyObject_GetAttrString() and PyObject_CallMethod()
+ * make a new one each time, which stays: Python's cache of what attributes are (4096 entries, found by the name's
+ * address) keeps it.
  */
 PyObject *nvs_name (const char *text);
 

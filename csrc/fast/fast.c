@@ -733,8 +733,8 @@ write_request (const struct plan *plan, const struct given *given, unsigned char
     }
 }
 
-/* 0 when the reply is there; -1 with an exception when there is none to wait for. *since is when the request was sent, where
- * that had to be found out, within a microsecond. */
+/* 0 when the reply is there; -1 with an exception when there is none to wait for. *since is when the request was sent,
+ * where that had to be found out, within a microsecond. */
 static int
 await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane, int64_t *since)
 {
@@ -802,8 +802,9 @@ was_not_sent (void)
     return true;
 }
 
-/* For whoever has entered it, and nobody leaves it any more: what runs first in any Python function may be a signal handler,
- * whose own call would write over a request that the worker is about to read, or has yet to answer in that place. */
+/* For whoever has entered it, and nobody leaves it any more: what runs first in any Python function may be a signal
+ * handler, whose own call would write over a request that the worker is about to read, or has yet to answer in that
+ * place. */
 static void
 give_up_lane (const link_t *link, PyObject *owner)
 {
@@ -815,7 +816,7 @@ give_up_lane (const link_t *link, PyObject *owner)
     PyErr_Fetch (&type, &value, &traceback);
     done = PyObject_CallFunctionObjArgs (link->abandon, owner, NULL);
     if (done == NULL) {
-        /* Out of a signal handler: that one goes on, as from a finally block, and what it kept from being done is done. */
+        /* Out of a signal handler: that goes on, as from a finally block, and what it kept from being done is done. */
         Py_XDECREF (type);
         Py_XDECREF (value);
         Py_XDECREF (traceback);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The options are those of `nvsandbox run` that need nothing but the kernel, by the same names, with the same environment
- * variables, and a wrong one is refused as there. What Python knows and this does not: where a driver's library is (the
- * program finds its own), which GPU has a UUID, the simulator, the report.
+ * The options are those of `nvsandbox run` that need nothing but the kernel, by the same names, with the same
+ * environment variables, and a wrong one is refused as there. What Python knows and this does not: where a driver's
+ * library is (the program finds its own), which GPU has a UUID, the simulator, the report.
  *
  * The options come from whoever starts the program, which has no privileges that they have not.
  */
@@ -43,7 +43,7 @@ static const char help[] =
     "\n"
     "Exit status: COMMAND's own; 125 nvsandbox failed, 126 COMMAND cannot be executed, 127 it does not exist.\n";
 
-/* What one option or variable says. The name is for errors: "--isolation", "environment variable NVSANDBOX_ISOLATION". */
+/* What an option or variable says. `name` is for errors: "--isolation", "environment variable NVSANDBOX_ISOLATION". */
 struct given {
     const char *name;
     const char *value; /* NULL: not given */
@@ -116,8 +116,8 @@ has_nodes (const char *folder)
     return found;
 }
 
-/* As roots.dev_folder does it: a root with a dev in it, or such a folder itself; without one the driver root's dev if it
- * has nodes, as a driver container's has, else the host's. */
+/* As roots.dev_folder does it: a root with a dev in it, or such a folder itself; without one the driver root's dev if
+ * it has nodes, as a driver container's has, else the host's. */
 static int
 set_roots (struct nvs_plan *plan, const struct given *driver, const struct given *dev, struct nvs_error *error)
 {
