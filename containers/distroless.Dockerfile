@@ -2,8 +2,8 @@
 # A program's image that has no shell, no package manager and perhaps no libraries, as it is, with a /dev of its own.
 # IMAGE is that image, COMMAND the file that it starts:
 #   podman build --build-arg IMAGE=... --build-arg COMMAND=... -f containers/distroless.Dockerfile
-# The new entry point takes IMAGE's CMD away: default arguments go into a CMD at the end, or into the manifest's args. The
-# program's argv[0] is the link's path, /nvsandbox/wrapped.
+# The new entry point takes IMAGE's CMD away: default arguments go into a CMD at the end, or into the manifest's args.
+# The program's argv[0] is the link's path, /nvsandbox/wrapped.
 ARG NVSANDBOX=nvsandbox
 ARG IMAGE
 
