@@ -105,13 +105,17 @@ def entry(path: str, folder: int) -> Entry | None:
     )
 
 
+def _is_too_deep(path: str) -> bool:
+    return path.count("/") >= _DEPTH_MAX
+
+
 def _look(folder: int, prefix: str, device: int, found: dict[str, Entry]) -> None:
     for name in os.listdir(folder):
         now = entry(name, folder)
         if now is None:  # gone meanwhile
             continue
         found[prefix + name] = now
-        if now.kind != FOLDER or prefix.count("/") >= _DEPTH_MAX:
+        if now.kind != FOLDER or _is_too_deep(prefix + name):
             continue
         try:
             inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -140,19 +144,22 @@ def folders(folder: int, found: dict[str, Entry]) -> dict[int, str]:
 
 @dataclass
 class Difference:
-    """What came, what went, and what is different under the same name (before, after), by path."""
+    """What came, what went, and what is different under the same name (before, after), by path; and the folders that
+    lie too deep for a picture to have what is in them."""
 
     created: dict[str, Entry] = field(default_factory=dict)
     removed: dict[str, Entry] = field(default_factory=dict)
     changed: dict[str, tuple[Entry, Entry]] = field(default_factory=dict)
+    too_deep: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.created or self.removed or self.changed)
+        return bool(self.created or self.removed or self.changed or self.too_deep)
 
 
 def compare(before: dict[str, Entry], after: dict[str, Entry]) -> Difference:
     """A name that was taken away and made again, which only its inode shows, counts as changed."""
     difference = Difference()
+    difference.too_deep = [path for path, now in after.items() if now.kind == FOLDER and _is_too_deep(path)]
     for path in sorted({*before, *after}):
         old, new = before.get(path), after.get(path)
         if old is None and new is not None:

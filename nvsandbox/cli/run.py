@@ -189,6 +189,7 @@ def _tell(prepared: runner.Run, outcome: parent.Outcome, file: IO[str], as_json:
             lines.append(f"  {'replaced' if same else 'changed '} /dev/{path}: {after.words()}")
             lines += [] if same else [f"           it was: {before.words()}"]
         lines += [f"  removed  /dev/{path}: {entry.words()}" for path, entry in difference.removed.items()]
+        lines += [f"  too deep /dev/{path}: not looked into" for path in difference.too_deep]
     for line in lines:
         print(shown(line), file=file)  # names can be of any bytes
     file.flush()
@@ -205,6 +206,7 @@ def _as_object(prepared: runner.Run, outcome: parent.Outcome) -> dict[str, Any]:
         "created": [],
         "changed": [],
         "removed": [],
+        "too_deep": [],
     }
     if difference is not None:
         found["created"] = [{"path": f"/dev/{path}", **new.facts()} for path, new in difference.created.items()]
@@ -213,4 +215,5 @@ def _as_object(prepared: runner.Run, outcome: parent.Outcome) -> dict[str, Any]:
             {"path": f"/dev/{path}", "before": old.facts(), "after": new.facts()}
             for path, (old, new) in difference.changed.items()
         ]
+        found["too_deep"] = [f"/dev/{path}" for path in difference.too_deep]
     return found

@@ -47,6 +47,19 @@ def test_names_in_a_report_begin_no_line(run: Run) -> None:
     assert "\x1b" not in done.stderr
 
 
+def test_a_report_says_where_it_has_not_looked(run: Run) -> None:
+    deep = "/dev/" + "/".join(["a"] * 101)
+    make = f"mkdir -p {deep} && touch {deep}/node"
+    done = run("--report", "--", "sh", "-c", make)
+    assert done.stderr.splitlines()[-1] == f"  too deep {deep}: not looked into"
+    report = json.loads(run("--report", "--json", "--", "sh", "-c", make).stderr)
+    assert report["too_deep"] == [deep]
+    assert len(report["created"]) == 101
+    above = os.path.dirname(deep)
+    report = json.loads(run("--report", "--json", "--", "sh", "-c", f"mkdir -p {above} && touch {above}/node").stderr)
+    assert (report["too_deep"], report["created"][-1]["path"]) == ([], f"{above}/node")
+
+
 def test_report(run: Run) -> None:
     script = f"{NODE}; mkdir /dev/d; ln -s ../nvidiactl /dev/char/195:255; rm /dev/full; chmod 600 /dev/zero; exit 3"
     done = run("--report", "--json", "--", "sh", "-c", script)
