@@ -18,7 +18,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from waiting import LIMIT, forked, kill, until_inside
+from waiting import LIMIT, forked, kill, prompt, until_inside
 
 import nvsandbox
 from nvsandbox import WorkerDied, control, nvml_isolated, revival
@@ -131,38 +131,46 @@ int nvmlDeviceGetCount_v2 (unsigned *count)
 @pytest.mark.parametrize("transport", ["shm", "pipe"])
 def test_f3_half_a_reply(compile_library: Any, transport: str, length: int, stays: bool) -> None:
     library = compile_library(f"#define LENGTH {length}u\n#define STAYS {int(stays)}\n{HALF}")
-    with nvml_isolated(library=library, transport=transport, timeout=1) as nvml:
-        assert nvml.nvmlSystemGetDriverVersion() == "1"
-        start = time.monotonic()
-        with pytest.raises((WorkerDied, nvsandbox.CallTimeout)):
-            nvml.nvmlDeviceGetCount()
-        assert time.monotonic() - start < 10  # the limit is a second
-        assert nvml.nvmlSystemGetDriverVersion() == "1"
+
+    def seconds() -> float:
+        with nvml_isolated(library=library, transport=transport, timeout=1) as nvml:
+            assert nvml.nvmlSystemGetDriverVersion() == "1"
+            start = time.monotonic()
+            with pytest.raises((WorkerDied, nvsandbox.CallTimeout)):
+                nvml.nvmlDeviceGetCount()
+            took = time.monotonic() - start
+            assert nvml.nvmlSystemGetDriverVersion() == "1"
+            return took
+
+    prompt(seconds, 2)
 
 
 def test_a_death_ends_every_call_at_once() -> None:
-    """SIGKILL with many callers inside; none of them waits for its own limit."""
-    found: list[tuple[float, BaseException]] = []
-    with nvml_isolated(simulate="t4,hang=nvmlDeviceGetPowerUsage", timeout=60) as nvml:
-        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    """SIGKILL with many callers inside; none of them waits for its own limit. The soak program measures how soon."""
 
-        def call() -> None:
-            try:
-                nvml.nvmlDeviceGetPowerUsage(handle)
-            except nvsandbox.SandboxError as error:
-                found.append((time.monotonic(), error))
+    def seconds() -> float:
+        found: list[tuple[float, BaseException]] = []
+        with nvml_isolated(simulate="t4,hang=nvmlDeviceGetPowerUsage", timeout=60) as nvml:
+            handle = nvml.nvmlDeviceGetHandleByIndex(0)
 
-        threads = [threading.Thread(target=call) for _ in range(32)]
-        for thread in threads:
-            thread.start()
-        until_inside(nvml.session.pid, 32)
-        os.kill(nvml.session.pid, signal.SIGKILL)
-        start = time.monotonic()
-        for thread in threads:
-            thread.join(30)
-        assert [(type(error), error.signal) for _, error in found] == [(WorkerDied, signal.SIGKILL)] * 32
-        # How soon, on a machine with nothing else to do, the soak program measures.
-        assert max(end for end, _ in found) - start < 10
+            def call() -> None:
+                try:
+                    nvml.nvmlDeviceGetPowerUsage(handle)
+                except nvsandbox.SandboxError as error:
+                    found.append((time.monotonic(), error))
+
+            threads = [threading.Thread(target=call) for _ in range(32)]
+            for thread in threads:
+                thread.start()
+            until_inside(nvml.session.pid, 32)
+            os.kill(nvml.session.pid, signal.SIGKILL)
+            start = time.monotonic()
+            for thread in threads:
+                thread.join(30)
+            assert [(type(error), error.signal) for _, error in found] == [(WorkerDied, signal.SIGKILL)] * 32
+            return max(end for end, _ in found) - start
+
+    prompt(seconds, 0.5)
 
 
 # ---- F7
@@ -179,10 +187,14 @@ def test_f7_a_start_of_twelve_seconds() -> None:
 
 def test_f7_a_start_past_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "START_LIMIT", 2.0)  # by then it must have got as far as that
-    start = time.monotonic()
-    with pytest.raises(nvsandbox.SandboxStartError, match=r"initialising NVML after 2 s, the limit of a start"):
-        nvml_isolated(simulate="t4,init_ms=30000").__enter__()
-    assert time.monotonic() - start < 20
+
+    def seconds() -> float:
+        start = time.monotonic()
+        with pytest.raises(nvsandbox.SandboxStartError, match=r"initialising NVML after 2 s, the limit of a start"):
+            nvml_isolated(simulate="t4,init_ms=30000").__enter__()
+        return time.monotonic() - start
+
+    prompt(seconds, 6)
 
 
 # ---- F9
@@ -255,18 +267,24 @@ with nvml_isolated(simulate=sys.argv[1]) as nvml:
     while True:
         nvml.nvmlDeviceGetPowerUsage(handle)
 """
-    for description in ("t4", "t4,hang=nvmlDeviceGetPowerUsage"):
+
+    def seconds(description: str) -> float:
         with subprocess.Popen([sys.executable, "-c", code, description], stdout=subprocess.PIPE, cwd="/") as caller:
             assert caller.stdout is not None
             pid = int(caller.stdout.readline())
             pidfd = os.pidfd_open(pid)
             if "hang" in description:
                 until_inside(pid)
+            start = time.monotonic()
             caller.kill()
         try:
             assert select.select([pidfd], [], [], 20)[0], "the worker is there 20 s after its caller"
+            return time.monotonic() - start
         finally:
             os.close(pidfd)
+
+    prompt(lambda: seconds("t4"), 1)
+    prompt(lambda: seconds("t4,hang=nvmlDeviceGetPowerUsage"), 4)
 
 
 def test_a_handle_in_use_is_not_forgotten_over_restarts(monkeypatch: pytest.MonkeyPatch) -> None:

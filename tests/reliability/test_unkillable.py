@@ -171,8 +171,9 @@ def test_the_block_ends_while_a_call_is_stuck(host: Host, stuck: dict[str, str])
 
             thread = threading.Thread(target=call)
             thread.start()
+            pid = nvml.session.pid
             end = time.monotonic() + 30
-            while not is_stuck(nvml.session.pid) and time.monotonic() < end:
+            while not (seen := is_stuck(pid)) and time.monotonic() < end:
                 time.sleep(0.01)
             closing = time.monotonic()
         closed = time.monotonic()
@@ -183,6 +184,7 @@ def test_the_block_ends_while_a_call_is_stuck(host: Host, stuck: dict[str, str])
         exited = time.monotonic()
         serving.stdin.close()
         serving.wait()
+        assert seen, "no thread of the worker was seen to wait for the file system, by /proc/PID/task/TID/wchan"
         assert said == b"timed out\n"
         return {"call": ended[0] - closing, "close": closed - closing, "program": exited - start}
 
