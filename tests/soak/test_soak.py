@@ -22,22 +22,33 @@ SHORT = {
 }
 
 
+TRIES = 4
+LATE = "allowed are"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", SHORT)
 def test_short(tmp_path: Path, part: str) -> None:
+    """The limits of time are those of the full form. A busy machine may exceed them at one try and another; anything
+    else that fails does so at once."""
     scale, least = SHORT[part]
     command = [sys.executable, str(SOAK), "--part", part, "--scale", str(scale), "--out", str(tmp_path)]
-    command += ["--patience", "9"]  # deadlines of others come after 4 s, and the limit of a notice is then 2.3 s
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    summary = json.loads((tmp_path / "soak.json").read_text())
-    result = summary["parts"][part]
-    assert result["failed"] == [], done.stderr
-    assert summary["passed"]
-    assert done.returncode == 0
-    assert result["counts"]["left behind"] == 0
-    for what, number in least.items():
-        assert result["counts"][what] >= number, what
-    assert done.stdout == (tmp_path / "soak.md").read_text()
+    late: list[str] = []
+    for _ in range(TRIES):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        summary = json.loads((tmp_path / "soak.json").read_text())
+        result = summary["parts"][part]
+        assert [failure for failure in result["failed"] if LATE not in failure] == [], done.stderr
+        assert summary["passed"] == (result["failed"] == [])
+        assert done.returncode == (0 if summary["passed"] else 1)
+        assert result["counts"]["left behind"] == 0
+        for what, number in least.items():
+            assert result["counts"][what] >= number, what
+        assert done.stdout == (tmp_path / "soak.md").read_text()
+        if summary["passed"]:
+            return
+        late += result["failed"]
+    pytest.fail(f"at each of {TRIES} tries: {late}")
 
 
 def test_wrong_scale() -> None:
