@@ -78,7 +78,12 @@ def markdown(summary: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the full numbers (default 1)")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="share of the full numbers (default 1); memory is judged from 0.2 on, and may grow by 1 MiB at any scale",
+    )
     parser.add_argument("--seed", type=int, default=1, help="what is drawn follows from it (default 1)")
     parser.add_argument(
         "--patience", type=float, default=1.0, help="multiplies limits of time, for a machine that others use too"
