@@ -17,7 +17,7 @@ import host as stand_in
 import pynvml
 import pytest
 from host import require
-from waiting import kill
+from waiting import kill, prompt
 
 import nvsandbox
 from nvsandbox import SandboxStartError, WorkerDied, control, nvml_isolated, process
@@ -207,10 +207,14 @@ def test_says_nothing(replace: Callable[[Path], None], fake: Path, monkeypatch: 
     monkeypatch.setenv("FAKE", "silent")
     monkeypatch.setattr(control, "START_LIMIT", 0.3)
     replace(fake)
-    begin = time.monotonic()
-    error = refused("start", errno.ETIMEDOUT)
-    assert "still isolating itself after 0.3 s, the limit of a start" in str(error)
-    assert time.monotonic() - begin < 20
+
+    def seconds() -> float:
+        begin = time.monotonic()
+        error = refused("start", errno.ETIMEDOUT)
+        assert "still isolating itself after 0.3 s, the limit of a start" in str(error)
+        return time.monotonic() - begin
+
+    prompt(seconds, 5)
 
 
 @pytest.mark.parametrize("isolation", ["mount", "user", "guard"])
@@ -228,18 +232,22 @@ def test_dies_in_init(isolation: str, how: str) -> None:
 @pytest.mark.parametrize("transport", ["shm", "pipe"])
 @pytest.mark.parametrize("how", ["segv", "abort", "exit"])
 def test_dies_in_a_call(transport: str, how: str) -> None:
-    with nvml_isolated(simulate=f"t4,crash=nvmlSystemGetDriverVersion:{how}", transport=transport) as nvml:
-        first = nvml.session.pid
-        begin = time.monotonic()
-        with pytest.raises(WorkerDied, match="in nvmlSystemGetDriverVersion") as caught:
-            nvml.nvmlSystemGetDriverVersion()
-        assert time.monotonic() - begin < 10  # and not the 30 s that a call may take
-        assert caught.value.call == "nvmlSystemGetDriverVersion"
-        expected = {"segv": (signal.SIGSEGV, None), "abort": (signal.SIGABRT, None), "exit": (None, 0)}[how]
-        assert (caught.value.signal, caught.value.status) == expected
-        assert nvml.nvmlDeviceGetCount() == 1
-        assert nvml.session.pid != first
-        assert nvml.session.stats()["restarts"] == 1
+    def seconds() -> float:
+        with nvml_isolated(simulate=f"t4,crash=nvmlSystemGetDriverVersion:{how}", transport=transport) as nvml:
+            first = nvml.session.pid
+            begin = time.monotonic()
+            with pytest.raises(WorkerDied, match="in nvmlSystemGetDriverVersion") as caught:
+                nvml.nvmlSystemGetDriverVersion()
+            took = time.monotonic() - begin
+            assert caught.value.call == "nvmlSystemGetDriverVersion"
+            expected = {"segv": (signal.SIGSEGV, None), "abort": (signal.SIGABRT, None), "exit": (None, 0)}[how]
+            assert (caught.value.signal, caught.value.status) == expected
+            assert nvml.nvmlDeviceGetCount() == 1
+            assert nvml.session.pid != first
+            assert nvml.session.stats()["restarts"] == 1
+            return took
+
+    prompt(seconds, 1)
 
 
 @pytest.mark.parametrize("how", ["segv", "abort", "exit"])
