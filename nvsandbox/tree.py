@@ -129,11 +129,12 @@ def _look(folder: int, prefix: str, device: int, found: dict[str, Entry]) -> Non
 
 
 def folders(folder: int, found: dict[str, Entry]) -> dict[int, str]:
-    """Inode to path of an open folder (an empty path) and of those in its picture, without what is mounted in it."""
+    """Inode to path of an open folder (an empty path) and of those in its picture, without what is mounted in it, and
+    without those that are not looked into."""
     status = os.fstat(folder)
     known = {status.st_ino: ""}
     for path, now in found.items():
-        if now.kind == FOLDER:
+        if now.kind == FOLDER and not _is_too_deep(path):
             try:
                 if os.stat(path, dir_fd=folder, follow_symlinks=False).st_dev == status.st_dev:
                     known[now.inode] = path

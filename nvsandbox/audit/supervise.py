@@ -308,7 +308,9 @@ class _Supervisor:
             return None
         if status.st_ino not in self._folders:
             self._folders = tree.folders(self._root, tree.picture(self._root))
-        folder = self._folders[status.st_ino]
+        folder = self._folders.get(status.st_ino)
+        if folder is None:  # gone, though somebody is still in it, or too deep
+            return None
         return f"{folder}/{name}" if folder else name
 
 

@@ -349,6 +349,18 @@ threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
     assert all(change["by"] for change in report["changes"])
 
 
+@pytest.mark.parametrize("which", ["too deep", "gone"])
+def test_folders_that_are_not_looked_into(audit: Audit, which: str) -> None:
+    deep = "/dev/" + "/".join(["a"] * 101)
+    before = {"too deep": f"mkdir -p {deep}; cd {deep}", "gone": "mkdir /dev/d; cd /dev/d; rmdir /dev/d"}[which]
+    report = audit.report("sh", "-c", f"{before}; touch node; mv node other; mkdir -p b/c; touch /dev/last")
+    changes = [(change["what"], change["path"]) for change in report["changes"]]
+    folders = [("created", "/dev/d"), ("removed", "/dev/d")]
+    if which == "too deep":
+        folders = [("created", "/dev/" + "/".join(["a"] * count)) for count in range(1, 102)]
+    assert changes == [*folders, ("created", "/dev/last")]
+
+
 def test_signals_do_not_disturb(audit: Audit) -> None:
     code = (
         "import os, signal\n"
