@@ -206,7 +206,8 @@ def clean(machine: Any) -> list[Finding]:
 
 @case("nodes.unwanted")
 def polluted(machine: Any) -> list[Finding]:
-    """The driver is in a container; NVML has left a copy of its nodes on the host."""
+    """The driver is in a container, with its library; NVML has left a copy of its nodes on the host."""
+    machine.no_library()
     for path, minor in (("nvidiactl", 255), ("nvidia0", 0)):
         machine.node(f"run/nvidia/driver/dev/{path}", 195, minor)
     machine.node("dev/nvidiactl", 195, 255)
