@@ -57,7 +57,7 @@ is_wanted_name (const struct nvs_policy *policy, const char *name)
            || has_prefix (name, "nvidia-vgpu");
 }
 
-/* Regular files are stand-ins, as tests and some container runtimes make them: no harm, and bound as they are. */
+/* Regular files are stand-ins, as tests and some container runtimes make them: no harm, and bound. */
 static bool
 is_wanted_node (const struct nvs_policy *policy, const char *name, const struct stat *st)
 {
@@ -251,24 +251,42 @@ nvs_devtree_cover (struct nvs_devtree *tree, struct nvs_error *error)
 
 /* ---- base nodes --------------------------------------------------------------------------------------- */
 
+/* Read-only: what is bound is the host's own. A device can be written all the same, but not a regular file, and the mode
+ * and owner of neither can be changed, for which its owner needs no capability. Flags that the mount has from outside
+ * are locked in a user namespace, and a remount must repeat them. 0, or an errno. */
+static int
+seal_node (const char *path)
+{
+    const unsigned long same = MS_NOSUID | MS_NODEV | MS_NOEXEC; /* numbers that statfs has for them too */
+    struct statfs now;
+
+    if (statfs (path, &now) != 0)
+        return errno;
+    if (mount (NULL, path, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | ((unsigned long)now.f_flags & same), NULL) != 0)
+        return errno;
+    return 0;
+}
+
 /* Shows `name` of the folder `source` under the same name in the private /dev. 0, or an errno. */
 static int
 bind_node (const struct nvs_devtree *tree, int source, const char *name)
 {
     char from[64 + NVS_NODE_NAME_MAX];
     char to[64 + NVS_NODE_NAME_MAX];
+    int err;
 
     (void)snprintf (from, sizeof from, "/proc/self/fd/%d/%s", source, name);
     (void)snprintf (to, sizeof to, "/dev/%s", name);
     if (mknodat (tree->dev, name, S_IFREG | 0444, 0) != 0) /* something to mount on */
         return errno;
-    if (mount (from, to, NULL, MS_BIND, NULL) != 0) {
-        int err = errno;
-
-        (void)unlinkat (tree->dev, name, 0);
-        return err;
+    err = mount (from, to, NULL, MS_BIND, NULL) != 0 ? errno : 0;
+    if (err == 0) {
+        if ((err = seal_node (to)) == 0)
+            return 0;
+        (void)umount2 (to, MNT_DETACH);
     }
-    return 0;
+    (void)unlinkat (tree->dev, name, 0);
+    return err;
 }
 
 /* Creates a node as it is outside, owner included. 0, or an errno, and then it is not there. */

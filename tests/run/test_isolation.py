@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,32 @@ def test_it_has_none_otherwise(run: Run, step: str) -> None:
         *("CapInh:", "0" * 16, "CapPrm:", "0" * 16, "CapEff:", "0" * 16, "CapBnd:", "0" * 16, "CapAmb:", "0" * 16),
         *("NoNewPrivs:", "1"),
     ]
+
+
+@pytest.fixture
+def plain() -> Iterator[Path]:
+    """A regular file of the host's, under the name of a node."""
+    file = Path("/dev/nvidia3")
+    file.write_text("the host's\n")
+    file.chmod(0o666)
+    yield file
+    file.unlink()
+
+
+@pytest.mark.parametrize("options", [(), ("--lockdown",), ("--user",), ("--user", "--lockdown"), ("--report",)])
+def test_a_file_of_the_host_s_is_read_only(plain: Path, run: Run, options: tuple[str, ...]) -> None:
+    """It is shown by a mount, through which a write would reach the host."""
+    done = run(*options, "--", "sh", "-c", "cat /dev/nvidia3; echo other >/dev/nvidia3")
+    assert (done.stdout, done.returncode) == ("the host's\n", 2)
+    assert "Read-only file system" in done.stderr
+    assert plain.read_text() == "the host's\n"
+
+
+def test_a_node_of_the_host_s_keeps_its_mode(run: Run) -> None:
+    """At "user" nodes are the host's own, and root is their owner. Devices can be written all the same."""
+    script = "echo >/dev/null && head -c 1 /dev/zero >>/dev/null && chmod 600 /dev/null /dev/zero"
+    done = run("--user", "--", "sh", "-c", script)  # that the host's are as before is the fixture's to see
+    assert (done.returncode, done.stderr.count("Read-only file system")) == (1, 2), done.stderr
 
 
 def test_names_in_a_report_begin_no_line(run: Run) -> None:
