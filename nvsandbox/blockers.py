@@ -41,16 +41,20 @@ def add(survey: Survey, directories: Iterable[str] = cdi.DIRECTORIES) -> tuple[S
 def _with_finding(node: Node, survey: Survey, ways: list[str]) -> Node:
     if node.is_number_link:
         return node
-    if survey.dev_root is not None and os.path.lexists(os.path.join(survey.dev_root, node.path)):
-        ways = [*ways, f"a device plugin hands out {survey.dev_root}/{node.path} as /dev/{node.path}"]
+    plugin = survey.dev_root is not None and os.path.lexists(os.path.join(survey.dev_root, node.path))
     # As cri-o looks: with links followed.
-    if not ways or not os.path.exists(os.path.join(survey.dev, node.path)):
+    if not (ways or plugin) or not os.path.exists(os.path.join(survey.dev, node.path)):
         return node
-    more = f"; and {len(ways) - _SHOWN} more" if len(ways) > _SHOWN else ""
-    finding = Finding(
-        ID,
-        "error",
-        f"cri-o refuses privileged containers that ask for it: {'; '.join(ways[:_SHOWN])}{more}",
-        "nvsandbox nodes --clean" if node.unwanted else "make the CDI spec anew: the driver's nodes are the host's",
+    what = "where cri-o runs the containers, it refuses privileged containers that ask for it"
+    if ways:
+        more = f"; and {len(ways) - _SHOWN} more" if len(ways) > _SHOWN else ""
+        what += f": {'; '.join(ways[:_SHOWN])}{more}"
+    if plugin:
+        given = f"if a device plugin hands out {survey.dev_root}/{node.path} as /dev/{node.path}"
+        what += f"{'; and' if ways else ''} {given}, which was not looked for"
+    remedy = next(
+        (finding.remedy for finding in node.findings if finding.unwanted),
+        "make the CDI spec anew: the driver's nodes are the host's" if ways else "find out what made it",
     )
+    finding = Finding(ID, "error" if ways else "warning", what, remedy)
     return replace(node, findings=(*node.findings, finding))

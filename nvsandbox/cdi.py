@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nvsandbox.roots import resolve_in_root
+
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 _SIZE_MAX = 4 << 20
 _NODES_MAX = 100_000
@@ -32,6 +34,17 @@ class HandedOut:
     path: str
     """In the container."""
     host_path: str
+
+
+def directories(dev: str = "/dev") -> tuple[str, ...]:
+    """The folders with the CDI specs of the tree that `dev` is in, as of a host's that is mounted in a container. This
+    system's own where it is called other than ``dev``, and nobody can tell."""
+    root, name = os.path.split(os.path.realpath(dev))
+    if name != "dev" or root == "/":
+        return DIRECTORIES
+    # With links followed in that tree: /var/run is one to /run, which would be this system's.
+    found = (resolve_in_root(root, folder) for folder in DIRECTORIES)
+    return tuple(folder for folder in found if folder is not None)
 
 
 def handed_out(directories: Iterable[str] = DIRECTORIES) -> tuple[list[HandedOut], list[str]]:

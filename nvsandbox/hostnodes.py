@@ -182,12 +182,16 @@ def survey(
         replace(
             node,
             findings=tuple(
-                nodefindings.of_link(node, nodes, dev, driver, placement)
-                if node.is_number_link
-                else nodefindings.of_node(node, driver, placement, root)
+                nodefindings.with_what_helps(
+                    nodefindings.of_link(node, nodes, dev, driver, placement)
+                    if node.is_number_link
+                    else nodefindings.of_node(node, dev, driver, placement, root),
+                    node,
+                    driver,
+                )
             ),
         )
         for node in order
     )
-    missing = tuple(nodefindings.missing(nodes, driver)) if placement == "host" else ()
+    missing = tuple(nodefindings.missing(nodes, dev, driver)) if placement == "host" else ()
     return Survey(dev, placement, root, driver, judged, missing, tuple(unread), doubt)

@@ -4,16 +4,39 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from nvsandbox.driverfacts import DriverFacts
-from nvsandbox.nodenames import FOLDERS, ExpectedNode, Finding, Node, Placement, expected, link_leads_to
+from nvsandbox.nodenames import (
+    FOLDERS,
+    ExpectedNode,
+    Finding,
+    Node,
+    Placement,
+    expected,
+    is_nvidias,
+    link_leads_to,
+    why_kept,
+)
 
 _NO_DRIVER = "NVIDIA's driver is not loaded, so it leads nowhere; whoever called NVML here left it behind"
 
 
-def of_node(node: Node, driver: DriverFacts, placement: Placement, root: str | None) -> Iterator[Finding]:
+def with_what_helps(findings: Iterable[Finding], node: Node, driver: DriverFacts) -> Iterator[Finding]:
+    """The findings of a node or link, that promise no removal where there is none."""
+    kept = why_kept(node, driver)
+    for finding in findings:
+        if kept is None or not finding.unwanted or finding.id == "node.wrong-type":
+            yield finding
+        else:
+            by_hand = "find out what made it, and remove it by hand: nvsandbox nodes leaves it alone, for "
+            yield replace(finding, remedy=by_hand + kept)
+
+
+def of_node(node: Node, dev: str, driver: DriverFacts, placement: Placement, root: str | None) -> Iterator[Finding]:
     if node.path == "dxg":
         yield Finding(
             "node.wsl", "info", "the GPU interface of Windows' WSL, which is no node of NVIDIA's", "none needed"
@@ -36,7 +59,7 @@ def of_node(node: Node, driver: DriverFacts, placement: Placement, root: str | N
     yield from _number_findings(node, name, driver)
     yield from _place_findings(node, name, driver, placement, root)
     if placement == "host":
-        yield from _permission_findings(node, name, driver)
+        yield from _permission_findings(node, os.path.join(dev, node.path), name, driver)
 
 
 def _number_findings(node: Node, name: ExpectedNode, driver: DriverFacts) -> Iterator[Finding]:
@@ -99,7 +122,7 @@ def _place_findings(
         )
 
 
-def _permission_findings(node: Node, name: ExpectedNode, driver: DriverFacts) -> Iterator[Finding]:
+def _permission_findings(node: Node, path: str, name: ExpectedNode, driver: DriverFacts) -> Iterator[Finding]:
     mode = uid = gid = None
     if name.with_params and driver.modify_device_files:
         mode, uid, gid = driver.mode, driver.uid, driver.gid
@@ -110,14 +133,14 @@ def _permission_findings(node: Node, name: ExpectedNode, driver: DriverFacts) ->
             "node.wrong-mode",
             "warning",
             f"its mode is {node.mode:04o}, the driver wants {mode:04o}",
-            f"chmod {mode:04o} /dev/{node.path}",
+            f"chmod {mode:04o} {shlex.quote(path)}",
         )
     if uid is not None and gid is not None and (node.uid, node.gid) != (uid, gid):
         yield Finding(
             "node.wrong-owner",
             "warning",
             f"its owner is {node.uid}:{node.gid}, the driver wants {uid}:{gid}",
-            f"chown {uid}:{gid} /dev/{node.path}",
+            f"chown {uid}:{gid} {shlex.quote(path)}",
         )
 
 
@@ -130,9 +153,9 @@ def of_link(
         )
         return
     inside = link_leads_to(link, dev)
+    end = None if inside is None else nodes.get(inside)
     number = link.path.removeprefix("char/")
     if inside is not None:
-        end = nodes.get(inside)
         there = None if end is None or end.number is None else f"{end.number[0]}:{end.number[1]}"
         exists = end is not None or os.path.lexists(os.path.join(dev, inside))
     else:
@@ -161,7 +184,9 @@ def of_link(
             "link.to-unwanted-node",
             "warning",
             "it leads to a node that should not be there",
-            "nvsandbox nodes --clean removes both",
+            "nvsandbox nodes --clean removes both"
+            if end is not None and is_nvidias(end, driver)
+            else "it goes with that node, which has to be removed by hand",
             unwanted=True,
         )
 
@@ -183,7 +208,7 @@ def _outside(target: str, dev: str) -> tuple[bool, str | None] | None:
     return (False, None) if os.path.abspath(dev) == "/dev" else None
 
 
-def missing(nodes: Mapping[str, Node], driver: DriverFacts) -> Iterator[Finding]:
+def missing(nodes: Mapping[str, Node], dev: str, driver: DriverFacts) -> Iterator[Finding]:
     wanted = ["nvidiactl", *(f"nvidia{minor}" for minor in sorted(driver.gpus))]
     for path in wanted:
         if path not in nodes:
@@ -191,7 +216,7 @@ def missing(nodes: Mapping[str, Node], driver: DriverFacts) -> Iterator[Finding]
             yield Finding(
                 "node.missing",
                 "info" if by_itself else "warning",
-                f"/dev/{path} does not exist",
+                f"{os.path.join(dev, path)} does not exist",
                 "it is made when NVML or CUDA is first used"
                 if by_itself
                 else "ModifyDeviceFiles is 0: it has to be made",
@@ -203,6 +228,7 @@ def missing(nodes: Mapping[str, Node], driver: DriverFacts) -> Iterator[Finding]
             yield Finding(
                 "link.missing",
                 "info",
-                f"/dev/char/{node.number[0]}:{node.number[1]} for {path} does not exist",
-                "containers under systemd's cgroups may lose the device: nvidia-ctk system create-dev-char-symlinks",
+                f"{os.path.join(dev, 'char')}/{node.number[0]}:{node.number[1]} for {path} does not exist",
+                "containers under systemd's cgroups may lose the device: on the host, "
+                "nvidia-ctk system create-dev-char-symlinks",
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -121,6 +122,26 @@ def expected(path: str) -> ExpectedNode | None:
 def is_of_interest(name: str) -> bool:
     """Names at the top of /dev. One that begins as NVIDIA's do and is not known is listed, and left alone."""
     return name.startswith(("nvidia", "gdrdrv")) or name == "dxg"
+
+
+def counted(nodes: Sequence[Node]) -> str:
+    """``2 nodes and 1 link``."""
+    links = sum(node.is_number_link for node in nodes)
+    numbers = ((len(nodes) - links, "node"), (links, "link"))
+    return " and ".join(f"{number} {what}{'' if number == 1 else 's'}" for number, what in numbers if number)
+
+
+def why_kept(node: Node, driver: DriverFacts) -> str | None:
+    """Why this may not be removed, whoever has it open or not; None if it is NVIDIA's."""
+    if is_nvidias(node, driver):
+        return None
+    if node.is_number_link:
+        return "its name and target are not both NVIDIA's"
+    if node.kind != "char":
+        return f"it is a {node.kind}, and only device nodes are removed from here: find out what made it"
+    number = "" if node.number is None else f"{node.number[0]}:{node.number[1]}"
+    owner = driver.other_majors.get(-1 if node.number is None else node.number[0], "another driver")
+    return f"{number} is no number of NVIDIA's but of {owner}"
 
 
 def is_nvidias(node: Node, driver: DriverFacts) -> bool:

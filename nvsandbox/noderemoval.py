@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from nvsandbox import driverfacts, nodeundo, nodeusers
 from nvsandbox.driverfacts import DriverFacts
 from nvsandbox.hostnodes import Survey
-from nvsandbox.nodenames import FOLDERS, Node, is_nvidias, link_leads_to
+from nvsandbox.nodenames import FOLDERS, Node, link_leads_to, why_kept
 from nvsandbox.nodeundo import Journal
 
 _ASIDE = ".nvsandbox-aside-"
@@ -64,24 +64,12 @@ def plan(survey: Survey, proc: str = "/proc", *, ignore_unseen: bool = False) ->
         ignore_unseen: whether to go on although some processes cannot be looked at, and may have the nodes open.
     """
     unwanted = [node for node in survey.nodes if node.unwanted]
-    refusals = {node.path: _not_ours(node, survey.driver) for node in unwanted}
+    refusals = {node.path: why_kept(node, survey.driver) for node in unwanted}
     candidates = [node for node in unwanted if refusals[node.path] is None and node.kind == "char"]
     refusals.update(_in_use(survey, candidates, proc, ignore_unseen))
     steps = [Step(node, refusals[node.path]) for node in unwanted]
     kept = {node.path for node in survey.nodes} - {step.node.path for step in steps if step.refusal is None}
     return [_with_its_node(step, survey.dev, kept) for step in steps]
-
-
-def _not_ours(node: Node, driver: DriverFacts) -> str | None:
-    if is_nvidias(node, driver):
-        return None
-    if node.is_number_link:
-        return "its name and target are not both NVIDIA's"
-    if node.kind != "char":
-        return f"it is a {node.kind}, and only device nodes are removed from here: find out what made it"
-    number = "" if node.number is None else f"{node.number[0]}:{node.number[1]}"
-    owner = driver.other_majors.get(-1 if node.number is None else node.number[0], "another driver")
-    return f"{number} is no number of NVIDIA's but of {owner}"
 
 
 def _in_use(survey: Survey, nodes: Iterable[Node], proc: str, ignore_unseen: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ import click
 
 from nvsandbox.cli.wording import shown
 from nvsandbox.hostnodes import Survey
-from nvsandbox.nodenames import Finding, Node
+from nvsandbox.nodenames import Finding, Node, counted
 from nvsandbox.noderemoval import Result, Step, describe
 from nvsandbox.nodeundo import Restored
 
@@ -52,10 +52,10 @@ def heading(survey: Survey) -> str:
 
 
 def _grouped(pairs: Iterable[tuple[str, Finding]]) -> Iterable[tuple[list[str], Finding]]:
-    """What is said of several nodes once, with all of them."""
-    groups: dict[tuple[str, str], tuple[list[str], Finding]] = {}
+    """What is said of several nodes, and helps all of them, once, with all of them."""
+    groups: dict[tuple[str, str, str], tuple[list[str], Finding]] = {}
     for path, finding in pairs:
-        groups.setdefault((finding.id, finding.what), ([], finding))[0].append(path)
+        groups.setdefault((finding.id, finding.what, finding.remedy), ([], finding))[0].append(path)
     return groups.values()
 
 
@@ -82,15 +82,10 @@ def _explanations(survey: Survey) -> list[str]:
 
 
 def _sum(survey: Survey) -> str:
-    count = len(survey.nodes)
     unwanted = sum(node.unwanted for node in survey.nodes)
-    if not count:
+    if not survey.nodes:
         return "no NVIDIA nodes"
-    links = sum(node.is_number_link for node in survey.nodes)
-    what = f"{count - links} node{'' if count - links == 1 else 's'}"
-    if links:
-        what += f" and {links} link{'' if links == 1 else 's'}"
-    return f"{what}, of which {unwanted or 'none'} should not be there"
+    return f"{counted(survey.nodes)}, of which {unwanted or 'none'} should not be there"
 
 
 def show(survey: Survey) -> None:

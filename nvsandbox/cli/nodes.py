@@ -7,8 +7,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -17,7 +17,7 @@ import nvsandbox
 from nvsandbox import blockers, cdi, hostnodes, noderemoval, nodeundo, roots
 from nvsandbox.cli import completing, failure, nodelisting
 from nvsandbox.cli.wording import command_line, printable
-from nvsandbox.nodenames import Node
+from nvsandbox.nodenames import Finding, Node
 
 EXIT_UNWANTED = 1
 
@@ -41,6 +41,8 @@ class _Asked:
     others: tuple[str, ...]
     cdi_dirs: tuple[str, ...]
     ignore_unseen: bool
+    given: tuple[str, ...]
+    """The options that say where to look, each followed by an absolute path, for commands that are to be pasted."""
 
 
 @click.command(short_help="List, and remove, NVIDIA's nodes in /dev.")
@@ -86,9 +88,7 @@ class _Asked:
     shell_complete=completing.folder,
     metavar="DIR",
     multiple=True,
-    default=cdi.DIRECTORIES,
-    show_default=True,
-    help="A folder with CDI specs; may be given several times.",
+    help="A folder with CDI specs; may be given several times.  [default: etc/cdi and var/run/cdi beside --dev]",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli/nodes.md describes it.")
 def nodes(
@@ -173,13 +173,33 @@ def _asked(
         others = ()
         found = roots.dev_folder(driver_root or "/", dev_root)
         folder = None if dev_root is None and found == "/dev" else found
-    return _Asked(dev, proc, folder, others, cdi_dirs, ignore_unseen)
+    places = [("--dev", dev), ("--proc", proc), ("--driver-root", driver_root), ("--dev-root", dev_root)]
+    places += [("--cdi-dir", directory) for directory in cdi_dirs]
+    given = [
+        word
+        for option, place in places
+        if place is not None and (option, place) not in (("--dev", "/dev"), ("--proc", "/proc"))
+        for word in (option, os.path.abspath(place))
+    ]
+    return _Asked(dev, proc, folder, others, cdi_dirs or cdi.directories(dev), ignore_unseen, tuple(given))
 
 
 def _look(asked: _Asked) -> tuple[hostnodes.Survey, list[str]]:
     survey = hostnodes.survey(asked.dev, asked.proc, dev_root=asked.dev_root, others=asked.others)
     survey, unread = blockers.add(survey, asked.cdi_dirs)
+    survey = _with_places(survey, asked.given)
     return survey, [*survey.driver.unread, *survey.unread, *unread]
+
+
+def _with_places(survey: hostnodes.Survey, given: Sequence[str]) -> hostnodes.Survey:
+    """With commands that mean the folders that were looked at, not this system's own."""
+    command = command_line(["nvsandbox", "nodes", *given, "--clean"])
+
+    def helped(finding: Finding) -> Finding:
+        return replace(finding, remedy=finding.remedy.replace("nvsandbox nodes --clean", command))
+
+    nodes = tuple(replace(node, findings=tuple(map(helped, node.findings))) for node in survey.nodes)
+    return replace(survey, nodes=nodes)
 
 
 def _bad(nodes: Iterable[Node]) -> bool:

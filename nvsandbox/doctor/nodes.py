@@ -8,12 +8,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nvsandbox import diagnose, driverfacts, hostnodes
 from nvsandbox.doctor import system
 from nvsandbox.doctor.findings import Finding
 from nvsandbox.doctor.places import Places
+from nvsandbox.nodenames import counted, why_kept
 
 _LIMIT = 1.0  # seconds for all of them; a GPU without persistence mode is not waited for
 _OPENED_MAX = 64
@@ -44,6 +45,13 @@ def surveys(places: Places) -> list[hostnodes.Survey]:
     return found
 
 
+def _removal(survey: hostnodes.Survey, unwanted: Sequence[hostnodes.Node]) -> str:
+    kept = sum(why_kept(node, survey.driver) is not None for node in unwanted)
+    if kept == len(unwanted):
+        return "to be removed by hand"
+    return f"nvsandbox nodes --clean removes {f'all but {kept} of them' if kept else 'them'}"
+
+
 def nodes(places: Places) -> Iterator[Finding]:
     """Nodes that should not be there, and nodes that are not as the driver has them."""
     clean = True
@@ -57,8 +65,8 @@ def nodes(places: Places) -> Iterator[Finding]:
             reason = next(finding.what for finding in unwanted[0].findings if finding.unwanted)
             yield Finding(
                 "nodes.unwanted",
-                f"{len(unwanted)} node(s) of NVIDIA's should not be in {survey.dev}: {shown} ({reason})",
-                "nvsandbox nodes says more and which containers they break; nvsandbox nodes --clean removes them",
+                f"{counted(unwanted)} of NVIDIA's should not be in {survey.dev}: {shown} ({reason})",
+                f"nvsandbox nodes says more and which containers they break; {_removal(survey, unwanted)}",
                 about=survey.dev,
                 facts={"nodes": {node.path: [finding.id for finding in node.findings] for node in unwanted}},
             )

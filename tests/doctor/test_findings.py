@@ -75,6 +75,19 @@ def test_what_explains_most_is_what_to_do_first(machine: Any) -> None:
     assert said == ["driver.not-loaded", "nodes.unwanted"]
 
 
+def test_only_what_can_be_removed_is_said_to_be(machine: Any) -> None:
+    machine.no_driver()
+    machine.node("dev/nvidiactl", 195, 255)
+    machine.link("dev/char/195:255", "../nvidiactl")
+    [finding] = [finding for finding in found_in(machine) if finding.id == "nodes.unwanted"]
+    assert finding.what.startswith("1 node and 1 link of NVIDIA's should not be in ")
+    assert finding.do.endswith("; nvsandbox nodes --clean removes them")
+    machine.link("dev/char/195:7", "../gone")
+    [finding] = [finding for finding in found_in(machine) if finding.id == "nodes.unwanted"]
+    assert finding.what.startswith("1 node and 2 links of NVIDIA's")
+    assert finding.do.endswith("; nvsandbox nodes --clean removes all but 1 of them")
+
+
 def test_a_container_may_have_some_of_the_gpus(machine: Any) -> None:
     """The driver lists all of them there, and forbids NVML to make the others' nodes."""
     machine.file("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")

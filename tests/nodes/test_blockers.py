@@ -43,6 +43,12 @@ def look(machine: Machine, *directories: Path) -> tuple[dict[str, str], list[str
     return found, unread
 
 
+def severities(machine: Machine, *directories: Path) -> set[str]:
+    survey = hostnodes.survey(str(machine.dev), str(machine.proc), others=[str(machine.driver_dev)])
+    survey, _ = blockers.add(survey, map(str, directories))
+    return {f.severity for node in survey.nodes for f in node.findings if f.id == blockers.ID}
+
+
 def test_a_cdi_device_is_named(machine: Machine, tmp_path: Path) -> None:
     machine.usual_nodes(0, 1)
     (tmp_path / "nvidia.yaml").write_text(SPEC)
@@ -73,7 +79,19 @@ def test_a_device_plugin_is_named_where_the_driver_is_in_a_container(machine: Ma
     machine.node("nvidia-uvm", 511, 0)  # which the driver's container does not have
     found, _ = look(machine)
     assert set(found) == {"nvidiactl", "nvidia0"}
-    assert f"a device plugin hands out {machine.driver_dev}/nvidia0 as /dev/nvidia0" in found["nvidia0"]
+    words = f"if a device plugin hands out {machine.driver_dev}/nvidia0 as /dev/nvidia0, which was not looked for"
+    assert words in found["nvidia0"]
+
+
+def test_what_was_not_looked_for_is_no_error(machine: Machine, tmp_path: Path) -> None:
+    """Neither cri-o nor a device plugin is; a CDI spec is read."""
+    machine.container_driver(0)
+    machine.usual_nodes(0)
+    assert severities(machine) == {"warning"}
+    found, _ = look(machine)
+    assert all(words.startswith("where cri-o runs the containers, ") for words in found.values())
+    (tmp_path / "nvidia.yaml").write_text(SPEC)
+    assert severities(machine, tmp_path) == {"error"}
 
 
 @pytest.mark.parametrize(

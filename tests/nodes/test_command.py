@@ -7,6 +7,8 @@ import json
 import os
 import pty
 import re
+import shlex
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from host import NOBODY, Host
 
+from nvsandbox import hostnodes
 from nvsandbox.cli import main
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ def test_a_host_in_order_is_0_though_something_is_to_be_said(machine: Machine) -
     result = run(machine, "--driver-root", "/")
     assert result.exit_code == 0
     assert "driver 550.54.15, 1 GPU, the host's" in result.output
-    assert "chmod 0666 /dev/nvidiactl" in result.output
+    assert f"chmod 0666 {machine.dev}/nvidiactl" in result.output
 
 
 def test_a_spec_against_the_hosts_own_driver_is_1(machine: Machine) -> None:
@@ -89,8 +92,95 @@ def test_a_spec_against_the_hosts_own_driver_is_1(machine: Machine) -> None:
     (machine.folder / "cdi" / "a.json").write_text(json.dumps(spec))
     result = run(machine, "--driver-root", "/")
     assert result.exit_code == 1
-    assert "cri-o refuses privileged containers" in result.output
+    assert "it refuses privileged containers" in result.output
     assert "make the CDI spec anew" in result.output
+
+
+@pytest.mark.parametrize("where", ["etc/cdi", "run/cdi"])
+def test_without_a_folder_the_specs_are_those_beside_the_dev(machine: Machine, where: str) -> None:
+    """As of a host that is mounted in a container; its links lead about in its own tree."""
+    machine.driver(0)
+    machine.usual_nodes(0)
+    command = ["nodes", "--dev", str(machine.dev), "--proc", str(machine.proc), "--driver-root", "/"]
+    (machine.folder / where).mkdir(parents=True)
+    (machine.folder / "var").mkdir()
+    (machine.folder / "var" / "run").symlink_to("/run")
+    assert CliRunner().invoke(main, command).exit_code == 0
+    spec = {"kind": "a/b", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/other/nvidia0"}]}}
+    (machine.folder / where / "a.json").write_text(json.dumps(spec))
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert f"CDI device a/b in {machine.folder}/{where}/a.json hands out" in result.output
+    assert CliRunner().invoke(main, [*command, "--cdi-dir", str(machine.folder / "none")]).exit_code == 0
+
+
+def test_what_helps_names_the_folders_that_were_given(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its line can be pasted, from any folder."""
+    machine.container_driver(0)
+    machine.usual_nodes(0)
+    monkeypatch.chdir(machine.folder)
+    result = CliRunner().invoke(main, ["nodes", "--dev", "dev", "--proc", "proc", "--driver-root", "run/driver"])
+    assert result.exit_code == 1
+    [command] = {line for line in result.output.splitlines() if line.endswith(" --clean")}
+    root = machine.driver_dev.parent
+    assert command == f"    nvsandbox nodes --dev {machine.dev} --proc {machine.proc} --driver-root {root} --clean"
+    monkeypatch.chdir("/")
+    again = CliRunner().invoke(main, shlex.split(command)[1:])
+    assert f"{machine.dev}/nvidia0: " in again.output
+    both = [line for line in result.output.splitlines() if line.endswith(" removes both")]
+    assert both == [f"{command} removes both"]
+
+
+def test_without_folders_what_helps_names_none(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.usual_nodes(0)
+    survey = hostnodes.survey(str(machine.dev), str(machine.proc), others=[])
+    monkeypatch.setattr("nvsandbox.hostnodes.survey", lambda *arguments, **more: survey)
+    assert "\n    nvsandbox nodes --clean\n" in CliRunner().invoke(main, ["nodes"]).output
+
+
+def test_paths_are_those_of_the_dev_that_was_given(machine: Machine) -> None:
+    machine.driver(0, 1)
+    machine.node("nvidia0", 195, 0, mode=0o600)
+    os.chown(machine.dev / "nvidia0", 12, 34)
+    output = run(machine, "--driver-root", "/").output
+    for path in ("nvidiactl does not exist", "nvidia1 does not exist", "char/195:0 for nvidia0 does not exist"):
+        assert f"info: {machine.dev}/{path}" in output
+    assert f"    chmod 0666 {machine.dev}/nvidia0\n" in output
+    assert f"    chown 0:0 {machine.dev}/nvidia0\n" in output
+    assert re.search(r"(?<!\S)/dev/", output) is None
+
+
+@pytest.mark.parametrize("with_driver", [False, True])
+def test_nothing_is_promised_that_clean_refuses(machine: Machine, with_driver: bool) -> None:
+    if with_driver:
+        machine.container_driver(0)
+    (machine.dev / "char" / "195:7").symlink_to("../gone")
+    machine.node("nvidia5", 1, 3)
+    (machine.dev / "char" / "1:3").symlink_to("../nvidia5")
+    os.mknod(machine.dev / "nvidia6", stat.S_IFBLK | 0o600, os.makedev(195, 6))
+    (machine.dev / "char" / "195:6").symlink_to("../nvidia6")
+    machine.node("nvidia0", 195, 0, link=True)
+    places = ("--dev-root", str(machine.driver_dev)) if with_driver else ()
+    nodes = {node["path"]: node for node in json.loads(run(machine, *places, "--json").stdout)["nodes"]}
+    plan = json.loads(run(machine, *places, "--clean", "--ignore-unseen", "--json").stdout)["clean"]["steps"]
+    removed = {step["path"] for step in plan if step["to_be_removed"]}
+    assert removed == {"nvidia0", "char/195:0"}
+    for path, node in nodes.items():
+        promises = {"--clean" in finding["remedy"] for finding in node["findings"] if finding["unwanted"]}
+        assert promises == {path in removed}, (path, node["findings"])
+    assert "remove it by hand" in nodes["char/195:7"]["findings"][0]["remedy"]
+    assert "its name and target are not both NVIDIA's" in nodes["char/195:7"]["findings"][0]["remedy"]
+    unwanted = [finding for finding in nodes["nvidia5"]["findings"] if finding["unwanted"]]
+    reasons = {finding["remedy"].partition(" leaves it alone, for ")[2] for finding in unwanted}
+    assert reasons == {"1:3 is no number of NVIDIA's but of mem"}
+
+
+def test_what_helps_one_node_is_not_said_of_another(machine: Machine) -> None:
+    machine.node("nvidia0", 195, 0)
+    machine.node("nvidia1", 1, 1)
+    output = run(machine).output
+    assert "warning: nvidia0: NVIDIA's driver is not loaded" in output
+    assert "warning: nvidia1: NVIDIA's driver is not loaded" in output
 
 
 @pytest.mark.parametrize("how", ["--driver-root", "--dev-root", "NVIDIA_DRIVER_ROOT", "NVSANDBOX_DEV_ROOT"])

@@ -240,8 +240,8 @@ def test_what_is_not_there(machine: Machine) -> None:
     machine.driver(0)
     machine.node("nvidia0", 195, 0)
     assert [(finding.id, finding.what) for finding in survey(machine).missing] == [
-        ("node.missing", "/dev/nvidiactl does not exist"),
-        ("link.missing", "/dev/char/195:0 for nvidia0 does not exist"),
+        ("node.missing", f"{machine.dev}/nvidiactl does not exist"),
+        ("link.missing", f"{machine.dev}/char/195:0 for nvidia0 does not exist"),
     ]
 
 
