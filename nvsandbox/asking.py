@@ -160,7 +160,7 @@ def device_of(asker: Asker, function: str, parent: tuple[Any, ...], index: int) 
 
 
 def gpu_asker(nvml: Any, index: int, errors: list[Failure]) -> Asker:
-    """Asks the GPU with this index. Raises NVMLError if there is no handle to be had."""
+    """Asks the GPU with this index. Raises NVMLError if there is no handle."""
     plain = Asker(nvml, errors)
 
     def resolve() -> Any:

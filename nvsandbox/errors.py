@@ -92,7 +92,8 @@ class SandboxStartError(SandboxError):
 
 
 class LibraryNotFound(SandboxStartError, pynvml.NVMLError_LibraryNotFound):  # type: ignore[misc]
-    """There is no usable ``libnvidia-ml.so.1``. ``tried`` has each path that was looked at and what was wrong with it.
+    """There is no usable ``libnvidia-ml.so.1``. ``tried`` has each path, or name for the
+    loader, that was tried and what was wrong with it.
 
     Also a ``pynvml.NVMLError_LibraryNotFound``.
     """

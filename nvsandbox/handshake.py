@@ -40,10 +40,7 @@ def simulated(options: Options, minors: list[int] | None) -> str | None:
     """The simulator's description, less the GPUs that ``devices`` hides."""
     if options.simulate is None or minors is None:
         return options.simulate
-    try:
-        return simulate.parse(options.simulate).with_minors(minors)
-    except ValueError as error:
-        raise SandboxStartError("devices", errno.ENODEV, "", f"devices={list(minors)}: {error}") from None
+    return simulate.parse(options.simulate).with_minors(minors)
 
 
 def _libraries(options: Options) -> list[str]:

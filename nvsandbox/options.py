@@ -293,7 +293,7 @@ def make(given: Mapping[str, object], environment: Mapping[str, str] | None = No
     options = Options(**values)
     if options.simulate is not None and options.library is not None:
         raise ValueError(
-            f"simulate={options.simulate!r} and library={options.library!r} exclude each other: the simulator is a "
+            f"simulate={options.simulate!r} and library={options.library!r} are mutually exclusive: the simulator is a "
             f"library of its own"
         )
     for device in options.devices or ():
@@ -303,4 +303,10 @@ def make(given: Mapping[str, object], environment: Mapping[str, str] | None = No
                 f"devices={device!r}: with simulate={options.simulate!r} expected device minor numbers, which are the "
                 f"GPUs' indexes unless minors= says otherwise"
             )
+    if options.simulate is not None and options.devices is not None:
+        minors = [device for device in options.devices if isinstance(device, int)]
+        try:
+            simulation.parse(options.simulate).with_minors(minors)
+        except ValueError as error:
+            raise ValueError(f"devices={minors}: {error}") from None
     return options

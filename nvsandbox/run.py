@@ -60,12 +60,9 @@ def prepare(options: Options, command: Sequence[str], lockdown: bool = False) ->
     if options.isolation == "mount" and not ladder.has_sys_admin():
         raise RunError(ladder.REMEDIES["mount"])
     minors = _minors(options)
-    try:
-        simulation = options.simulate
-        if simulation is not None and minors is not None:
-            simulation = simulate.parse(simulation).with_minors(list(minors))
-    except ValueError as error:
-        raise RunError(f"devices={list(minors or ())}: {error}") from None
+    simulation = options.simulate
+    if simulation is not None and minors is not None:
+        simulation = simulate.parse(simulation).with_minors(list(minors))
     environment = surroundings.environment(surroundings.initial(), options, simulation)
     arguments = tuple(os.fsencode(argument) for argument in command)
     tool = surroundings.driver_tool(options.driver_root, arguments[0])
@@ -113,7 +110,7 @@ def find(name: bytes, path: bytes | None) -> bytes:
     if worst is not None:
         raise RunError(worst, EXIT_CANNOT_RUN)
     where = "PATH is empty" if path == b"" else f"looked in PATH: {os.fsdecode(path)}"
-    raise RunError(f"{shown} is no command ({where})", EXIT_NOT_FOUND)
+    raise RunError(f"{shown}: command not found ({where})", EXIT_NOT_FOUND)
 
 
 def _problem(file: bytes) -> tuple[str, int] | None:

@@ -80,7 +80,7 @@ def environment(present: list[bytes], options: Options, simulation: str | None) 
         _set(changed, b"NVSANDBOX_SIM", simulation.encode())
         _set(changed, b"NVSANDBOX_SIMULATE", simulation.encode())
         if value(changed, b"NVSANDBOX_LIBRARY"):
-            _set(changed, b"NVSANDBOX_LIBRARY", b"")  # --simulate has overruled it, and the two exclude each other
+            _set(changed, b"NVSANDBOX_LIBRARY", b"")  # --simulate has overruled it, and the two are mutually exclusive
     tools = None if options.driver_root == "/" else _tool(options.driver_root, "nvidia-smi")
     if tools is not None:
         folder = os.path.dirname(tools)

@@ -30,7 +30,7 @@ _CHILD = struct.Struct("=ii")
 
 
 def open_events() -> socket.socket:
-    """A socket on which :func:`events` hears them. Raises OSError where there are none to be had."""
+    """A socket on which :func:`events` hears them. Raises OSError where they are not available."""
     if os.readlink("/proc/self/ns/pid") != "pid:[4026531836]":  # PROC_PID_INIT_INO
         raise OSError(0, "this is not the machine's own pid namespace")
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR)

@@ -97,7 +97,7 @@ class Watch:
         fd = _libc.fanotify_init(flags, os.O_RDONLY | os.O_CLOEXEC)
         if fd < 0:
             err = ctypes.get_errno()
-            raise WatchError(f"fanotify is not to be had: {os.strerror(err)}{_HINTS.get(err, '')}")
+            raise WatchError(f"fanotify is not available: {os.strerror(err)}{_HINTS.get(err, '')}")
         stack.callback(os.close, fd)
         mask = _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ON_FOLDER
         where = os.fsencode(folder)

@@ -107,7 +107,7 @@ def _sum(report: Report) -> str:
     if total is not None and used is not None:
         text += f", {mib(used)} of {mib(total)} MiB used"
         if known != count:
-            text += f" (of the {known} that tell)"
+            text += f" (only {known} of them report{'s' if known == 1 else ''} memory)"
     return text
 
 

@@ -85,7 +85,8 @@ def _sum(survey: Survey) -> str:
     unwanted = sum(node.unwanted for node in survey.nodes)
     if not survey.nodes:
         return "no NVIDIA nodes"
-    return f"{counted(survey.nodes)}, of which {unwanted or 'none'} should not be there"
+    told = f"of which {unwanted} should not be there" if unwanted else "none of them unwanted"
+    return f"{counted(survey.nodes)}, {told}"
 
 
 def show(survey: Survey) -> None:

@@ -190,7 +190,7 @@ def query(
     shown = {name: given.pop(name) for name in (*_VIEWS, "style")}
     try:
         if watch is not None and watch_ms is not None:
-            raise click.UsageError("--watch and --loop-ms exclude each other")
+            raise click.UsageError("--watch and --loop-ms are mutually exclusive")
         interval = watch if watch is not None else watch_ms
         if count is not None and interval is None:
             raise click.UsageError("--count needs --watch: how often, and every how many seconds")
@@ -249,7 +249,7 @@ def _view(shown: dict[str, Any], as_json: bool) -> Maker:
     flags = [f"--{name.replace('_', '-')}" for name in _VIEWS if shown[name] not in (None, False)]
     if len(flags) > 1:
         raise click.UsageError(
-            f"{flags[0]} and {flags[1]} exclude each other: one view at a time, so ask for each by itself"
+            f"{flags[0]} and {flags[1]} are mutually exclusive: one view at a time, so ask for each by itself"
         )
     view = flags[0] if flags else ""
     names = shown[view.removeprefix("--").replace("-", "_")] if view.startswith("--query-") else None
@@ -285,7 +285,7 @@ def _style(view: str, text: str | None, as_json: bool) -> fields.Style:
             raise click.UsageError(f"--format {text}: is for {', '.join(('--query-gpu', *_APPS))}; --json for programs")
         return fields.Style()
     if as_json:
-        raise click.UsageError(f"{view} and --json exclude each other: chosen fields are CSV")
+        raise click.UsageError(f"{view} and --json are mutually exclusive: chosen fields are CSV")
     if text is None:
         raise click.UsageError(f"{view} needs --format=csv[,noheader][,nounits]")
     try:

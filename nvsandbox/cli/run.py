@@ -133,7 +133,9 @@ def _options(user: bool, guard: bool, given: dict[str, Any]) -> sandbox.Options:
     steps = [step for step, flag in (("user", user), ("guard", guard)) if flag]
     steps += [chosen["isolation"]] if "isolation" in chosen else []
     if len(set(steps)) > 1:
-        raise ValueError(f"{' and '.join(f'isolation={step!r}' for step in steps)} exclude each other: expected one")
+        raise ValueError(
+            f"{' and '.join(f'isolation={step!r}' for step in steps)} are mutually exclusive: expected one"
+        )
     if steps:
         chosen["isolation"] = steps[0]
     return sandbox.make(chosen)

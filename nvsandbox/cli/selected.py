@@ -50,7 +50,7 @@ class _Csv:
         return data.problems
 
     def as_json(self, data: Lines) -> dict[str, Any]:
-        raise click.UsageError("--json and --format exclude each other: chosen fields are CSV")
+        raise click.UsageError("--json and --format are mutually exclusive: chosen fields are CSV")
 
 
 class GpuFields(_Csv):
@@ -201,10 +201,10 @@ class AccountedApps(_Apps):
         on = is_on(asker)
         if on is None:
             if not asker.errors:
-                problems.append("this GPU keeps no account of processes")
+                problems.append("this GPU has no accounting mode")
             return ()
         if not on:
-            problems.append("it keeps no account of processes: nvidia-smi --accounting-mode=1 has it do so (as root)")
+            problems.append("accounting mode is off: nvidia-smi --accounting-mode=1 turns it on (as root)")
         # What was counted before it was turned off is still there.
         return accounted(asker) or ()
 

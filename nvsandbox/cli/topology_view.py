@@ -65,7 +65,7 @@ class Matrix:
         yield from told((f"GPU {gpu.index}", of_gpu(gpu.error, gpu.errors)) for gpu in found.gpus)
         yield from told([("this machine", found.errors)])
         if data.about["simulate"] is not None and found.nics:
-            yield "simulated GPUs have no place on this machine's PCI, so that nothing is near to them"
+            yield "how near simulated GPUs are to this machine's network devices is N/A: they have no place on its PCI"
 
     def as_json(self, data: Found) -> dict[str, Any]:
         found = data.topology

@@ -51,11 +51,16 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"transport": "tcp"}, ValueError, r"transport='tcp': expected one of 'auto', 'shm', 'pipe'"),
     ({"transport": 1}, ValueError, r"transport=1: expected one of 'auto', 'shm', 'pipe'"),
     ({"simulate": 8}, TypeError, r"simulate=8 is of type int: expected a description such as 'h100x8', or None"),
-    ({"simulate": "h100", "library": "/x"}, ValueError, r"simulate='h100' and library='/x' exclude each other"),
+    ({"simulate": "h100", "library": "/x"}, ValueError, r"simulate='h100' and library='/x' are mutually exclusive"),
     (
         {"simulate": "h100", "devices": ["GPU-12345678"]},
         ValueError,
         r"devices='GPU-12345678': with simulate='h100' expected",
+    ),
+    (
+        {"simulate": "h100x2", "devices": [5]},
+        ValueError,
+        r"devices=\[5\]: none of the simulated GPUs has one of these minor numbers; theirs are 0, 1$",
     ),
     ({"drvier_root": "/"}, TypeError, r"unknown option 'drvier_root': expected one of driver_root, dev_root, library"),
 ]

@@ -28,7 +28,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def accounting() -> Iterator[Any]:
-    """Two GPUs, the second of which keeps no account."""
+    """Two GPUs, the second of which has accounting mode off."""
     with nvml_isolated(simulate="a100x2,procs=2,frozen=1", privileged=True, isolation="mount") as nvml:
         gpu = nvml.nvmlDeviceGetHandleByIndex(0)
         nvml.nvmlDeviceSetAccountingMode(gpu, pynvml.NVML_FEATURE_ENABLED)
@@ -54,9 +54,7 @@ def test_as_nvidia_smi_prints_it(host: Any, accounting: Any) -> None:
             f"NVIDIA A100-SXM4-40GB, {pid}, {stats.time} ms, {stats.gpuUtilization} %, {stats.memoryUtilization} %, "
             f"{-(-stats.maxMemoryUsage // 2**20)} MiB"
         )
-    assert data.problems == [
-        "GPU 1: it keeps no account of processes: nvidia-smi --accounting-mode=1 has it do so (as root)"
-    ]
+    assert data.problems == ["GPU 1: accounting mode is off: nvidia-smi --accounting-mode=1 turns it on (as root)"]
 
 
 def test_chosen_gpus_and_no_units(host: Any, accounting: Any) -> None:
@@ -78,7 +76,7 @@ def test_values_that_are_not_available(host: Any) -> None:
 def test_where_no_account_is_kept() -> None:
     done = run("--simulate", "h100x2", "--query-accounted-apps=pid,time", "--format=csv")
     assert (done.exit_code, done.stdout) == (0, "pid, time [ms]\n")
-    assert done.stderr.count("keeps no account of processes: nvidia-smi --accounting-mode=1") == 2
+    assert done.stderr.count("accounting mode is off: nvidia-smi --accounting-mode=1") == 2
 
 
 def test_a_gpu_that_hangs_or_is_lost() -> None:
@@ -189,9 +187,13 @@ def test_a_wrong_query_overwrites_nothing(tmp_path: Path) -> None:
         (["--query-accounted-apps=pid"], "--query-accounted-apps needs --format=csv"),
         (
             ["--query-accounted-apps=pid", "--query-gpu=name", "--format=csv"],
-            "--query-gpu and --query-accounted-apps exclude each other: one view at a time, so ask for each by itself",
+            "--query-gpu and --query-accounted-apps are mutually exclusive: one view at a time, so ask for each by "
+            "itself",
         ),
-        (["--query-accounted-apps=pid", "--format=csv", "--json"], "--query-accounted-apps and --json exclude"),
+        (
+            ["--query-accounted-apps=pid", "--format=csv", "--json"],
+            "--query-accounted-apps and --json are mutually exclusive",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

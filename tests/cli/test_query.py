@@ -231,7 +231,7 @@ def test_lines_when_it_is_no_terminal() -> None:
     assert cells[1]["UUID"] == gpu["uuid"]
     assert cells[1]["TOTAL MiB"] == str(round(gpu["memory_total_bytes"] / MIB))
     assert "4 GPUs, " in result.stdout
-    assert "(of the 3 that tell)" in result.stdout
+    assert "(only 3 of them report memory)" in result.stdout
     assert result.stderr == "nvsandbox: GPU 2: cannot be queried: GPU is lost\n"
 
 
@@ -345,9 +345,13 @@ def test_the_environment_gives_defaults() -> None:
         (["--driver-root", "/nowhere/at/all"], "--driver-root /nowhere/at/all does not exist"),
         (
             ["--simulate", "h100", "--library", "/bin/true"],
-            "--simulate h100 and --library /bin/true exclude each other",
+            "--simulate h100 and --library /bin/true are mutually exclusive",
         ),
         (["--simulate", "h100", "--devices", "GPU-12345678"], "--devices GPU-12345678: with --simulate h100 expected"),
+        (
+            ["--simulate", "h100x2", "--devices", "5,7"],
+            "--devices 5,7: none of the simulated GPUs has one of these minor numbers; theirs are 0, 1\n",
+        ),
         (["surplus"], "surplus"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -400,7 +404,7 @@ def test_errors_speak_of_options_not_of_keywords() -> None:
         "--driver-root '/a b' --library --dev-root /x --devices 0,2: --timeout -1.0: --simulate h100,na=1 --devices"
     )
     result = run("--simulate", "h100", "--devices", "3")
-    assert result.stderr.startswith("nvsandbox: --devices 3: none of the simulated GPUs has")
+    assert "Error: --devices 3: none of the simulated GPUs has" in result.stderr
     assert "=" not in run("--library", "/bin/true").stderr
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from nvsandbox import nvml_isolated
 from nvsandbox.cli import main
+from nvsandbox.cli.topology_view import Found, Matrix
 from nvsandbox.errors import SandboxError
 from nvsandbox.topology import Topology, distance, network_links, normal, ranges, topology
 
@@ -205,6 +206,15 @@ def test_a_lost_gpu_is_near_to_nothing() -> None:
         found = topology(nvml, here=False)
     assert [gpu.error and gpu.error.code for gpu in found.gpus] == [None, 15, None]
     assert found.gpus_to_gpus == [["X", None, "SYS"], [None, "X", None], ["SYS", None, "X"]]
+
+
+def test_simulated_gpus_are_near_to_each_other_alone(sysfs: Sysfs) -> None:
+    sysfs.device("pci0000:00/0000:00:03.0")
+    found = look(sysfs, lambda: [("eth0", "0000:00:03.0")])
+    assert list(Matrix(None).problems(Found({"simulate": "l40sx2"}, found))) == [
+        "how near simulated GPUs are to this machine's network devices is N/A: they have no place on its PCI"
+    ]
+    assert list(Matrix(None).problems(Found({"simulate": None}, found))) == []
 
 
 def test_the_command() -> None:
