@@ -39,6 +39,11 @@ If 1, errors come with tracebacks and the log of the package.
 If set, there is no colour on terminals.
 """
 
+NOTES = {
+    "nvsandbox run": "The program nvsandbox-run, which does the same by itself and needs no Python, lies in the "
+    "package's folder. It has fewer options: nvsandbox-run --help lists them."
+}
+
 
 def roff(text: str) -> str:
     """Text as roff takes it: no character of it is a request, and every hyphen can be copied."""
@@ -116,6 +121,8 @@ def page(command: click.Command, name: str, others: list[str]) -> str:
             parts.append(f".TP\n.BR nvsandbox\\-{roff(child)} (1)\n{roff(short(summary))}")
     for heading in ("EXIT STATUS", "EXAMPLES"):
         parts += [f".SH {heading}\n{text}" for this, text in sections if this == heading]
+    if name in NOTES:
+        parts.append(f".SH NOTES\n{roff(NOTES[name])}")
     parts += [".SH ENVIRONMENT", ENVIRONMENT.rstrip(), ".SH SEE ALSO"]
     parts.append("\n".join(f".BR {roff(other)} (1)," for other in others if other != title).removesuffix(","))
     return "\n".join(parts) + "\n"

@@ -39,7 +39,7 @@ static const char help[] =
     "  --dev-root DIR     root whose dev/ has the nodes\n"
     "                     [default: NVSANDBOX_DEV_ROOT, else the driver root or /]\n"
     "  --devices LIST     only these GPUs' nodes, by minor numbers: 0,2  [default: NVSANDBOX_DEVICES, else all]\n"
-    "  --version, --help\n"
+    "  --version; -h, --help\n"
     "\n"
     "Exit status: COMMAND's own; 125 nvsandbox failed, 126 COMMAND cannot be executed, 127 it does not exist.\n";
 
@@ -94,12 +94,31 @@ set_devices (struct nvs_plan *plan, const struct given *given, struct nvs_error 
     }
 }
 
+/* What is wrong with it as a root, NULL if nothing is. */
+static const char *
+not_a_root (const char *path)
+{
+    struct stat st;
+
+    if (path[0] != '/')
+        return ": expected the absolute path of a folder,";
+    if (stat (path, &st) != 0)
+        return errno == ENOENT || errno == ENOTDIR ? " does not exist: expected" : " cannot be looked at: expected";
+    return S_ISDIR (st.st_mode) ? NULL : " is not a folder: expected";
+}
+
+static int
+wrong_root (struct nvs_error *error, const struct given *given, const char *problem, const char *expected)
+{
+    return nvs_fail (error, NVS_STEP_NONE, 0, NULL, "%s: '%.100s'%s %s", given->name, given->value, problem, expected);
+}
+
 static bool
 is_folder (const char *path)
 {
     struct stat st;
 
-    return path[0] == '/' && stat (path, &st) == 0 && S_ISDIR (st.st_mode);
+    return stat (path, &st) == 0 && S_ISDIR (st.st_mode);
 }
 
 static bool
@@ -123,11 +142,12 @@ set_roots (struct nvs_plan *plan, const struct given *driver, const struct given
 {
     static char inside[PATH_MAX];
     const char *root = driver->value != NULL ? driver->value : "/";
+    const char *problem;
 
-    if (!is_folder (root))
-        return wrong (error, driver, "the absolute path of a folder, the root of the tree that holds NVIDIA's driver");
-    if (dev->value != NULL && !is_folder (dev->value))
-        return wrong (error, dev, "the absolute path of a folder, the root whose dev/ holds the NVIDIA nodes");
+    if (driver->value != NULL && (problem = not_a_root (root)) != NULL)
+        return wrong_root (error, driver, problem, "the root of the tree that holds NVIDIA's driver");
+    if (dev->value != NULL && (problem = not_a_root (dev->value)) != NULL)
+        return wrong_root (error, dev, problem, "the root whose dev/ holds the NVIDIA nodes");
     plan->options.driver_root = root;
     if (dev->value != NULL)
         root = dev->value;
@@ -150,6 +170,20 @@ from_environment (struct given *given, const char *name, const char *shown)
 }
 
 #define FROM_ENVIRONMENT(given, name) from_environment (given, name, "environment variable " name)
+
+/* What `nvsandbox run` heeds and this cannot. The program gets it all the same, for it may use nvsandbox itself. */
+static void
+tell_of_no_effect (const char *variable)
+{
+    const char *value = getenv (variable);
+
+    if (value != NULL && *value != '\0')
+        (void)fprintf (
+            stderr,
+            "nvsandbox: environment variable %s has no effect on nvsandbox-run, only on `nvsandbox run`: the "
+            "program finds the driver's library by itself\n",
+            variable);
+}
 
 enum option {
     ISOLATION,
@@ -188,10 +222,11 @@ nvs_cmdline_read (char **argv, struct nvs_plan *plan, struct nvs_error *error)
         [DEVICES] = { .name = "--devices" },
     };
     struct given debug = { .value = NULL };
+    const char *simulator;
     char **at = argv + 1;
 
     while (*at != NULL && (*at)[0] == '-' && strcmp (*at, "--") != 0) {
-        if (strcmp (*at, "--help") == 0) {
+        if (strcmp (*at, "--help") == 0 || strcmp (*at, "-h") == 0) {
             (void)fputs (help, stdout);
             exit (fflush (stdout) == 0 ? 0 : NVS_EXIT_FAILED);
         }
@@ -223,6 +258,10 @@ nvs_cmdline_read (char **argv, struct nvs_plan *plan, struct nvs_error *error)
     if (set_isolation (plan, &given[ISOLATION], error) != 0 || set_devices (plan, &given[DEVICES], error) != 0
         || set_roots (plan, &given[DRIVER_ROOT], &given[DEV_ROOT], error) != 0)
         return NULL;
+    simulator = getenv ("NVSANDBOX_SIM");
+    if (simulator == NULL || *simulator == '\0') /* else it is found, as in `nvsandbox run --simulate` */
+        tell_of_no_effect ("NVSANDBOX_SIMULATE");
+    tell_of_no_effect ("NVSANDBOX_LIBRARY");
     return at;
 }
 

@@ -179,6 +179,12 @@ main (int argc, char **argv)
     }
     if (argc > 1 && argv[1][0] == '-') {
         from_command_line (&task, argv);
+    } else if (argc > 1 && number (argv[1]) < 0) {
+        (void)fprintf (stderr,
+                       "nvsandbox: '%s': expected -- before the command: nvsandbox-run [OPTION...] -- %s%s (see "
+                       "nvsandbox-run --help)\n",
+                       argv[1], argv[1], argc > 2 ? " …" : "");
+        return NVS_EXIT_FAILED;
     } else if (argc >= ARGUMENTS_MIN) {
         from_plan (&task, argv);
     } else {

@@ -84,7 +84,10 @@ def test_what_it_makes_stays_in_its_own_dev(direct: Direct) -> None:
         (["--driver-root"], 125, "--driver-root needs a value"),
         (["--isolation", "wrong", "true"], 125, "--isolation: 'wrong': expected auto, mount, user or guard"),
         (["--isolation=", "true"], 125, "--isolation: '': expected auto"),
-        (["--driver-root=/no-where", "true"], 125, "--driver-root: '/no-where': expected the absolute path"),
+        (["--driver-root=/no-where", "true"], 125, "--driver-root: '/no-where' does not exist: expected the root of"),
+        (["--driver-root=/etc/passwd", "true"], 125, "--driver-root: '/etc/passwd' is not a folder: expected the root"),
+        (["--dev-root", "/no-where", "true"], 125, "--dev-root: '/no-where' does not exist: expected the root whose"),
+        (["--driver-root", "", "true"], 125, "--driver-root: '': expected the absolute path of a folder"),
         (["--dev-root", "dev", "true"], 125, "--dev-root: 'dev': expected the absolute path of a folder"),
         *(
             ([f"--devices={text}", "true"], 125, f"--devices: '{text}': expected minor numbers from 0 to 249")
@@ -92,6 +95,9 @@ def test_what_it_makes_stays_in_its_own_dev(direct: Direct) -> None:
         ),
         (["--devices", ",".join(["1"] * 257), "true"], 125, "expected minor numbers"),
         (["--guard", "--devices", "0", "true"], 125, "--devices hides nodes"),
+        (["/app/exporter"], 125, "'/app/exporter': expected -- before the command"),
+        (["/app/exporter", "--listen", ":9400", "x"], 125, "nvsandbox-run [OPTION...] -- /app/exporter …"),
+        (["x", "/bin/true", "true"], 125, "'x': expected -- before the command"),
         (["--", ""], 127, "does not exist, as a path or in PATH"),
         (["--", "no-such-command"], 127, "no-such-command does not exist, as a path or in PATH"),
         (["--", "/no/such/command"], 127, "/no/such/command does not exist"),
@@ -107,9 +113,9 @@ def test_wrong_usage(direct: Direct, arguments: list[str], status: int, told: st
     ("variable", "value", "told"),
     [
         ("NVSANDBOX_ISOLATION", "wrong", "'wrong': expected auto, mount, user or guard"),
-        ("NVSANDBOX_DRIVER_ROOT", "/no-where", "'/no-where': expected the absolute path"),
-        ("NVIDIA_DRIVER_ROOT", "/no-where", "'/no-where': expected the absolute path"),
-        ("NVSANDBOX_DEV_ROOT", "/no-where", "'/no-where': expected the absolute path"),
+        ("NVSANDBOX_DRIVER_ROOT", "/no-where", "'/no-where' does not exist: expected the root"),
+        ("NVIDIA_DRIVER_ROOT", "/no-where", "'/no-where' does not exist: expected the root"),
+        ("NVSANDBOX_DEV_ROOT", "/no-where", "'/no-where' does not exist: expected the root"),
         ("NVSANDBOX_DEVICES", "all", "'all': expected minor numbers"),
     ],
 )
@@ -117,6 +123,19 @@ def test_the_environment_gives_defaults(direct: Direct, variable: str, value: st
     error = failed(direct("--", "true", env={**surroundings(), variable: value}), 125)
     assert error.startswith(f"environment variable {variable}: {told}")
     assert direct("--", "true", env={**surroundings(), variable: ""}).returncode == 0
+
+
+@pytest.mark.parametrize(("variable", "value"), [("SIMULATE", "h100"), ("LIBRARY", "/lib/x")])
+def test_a_variable_that_takes_python_is_not_ignored_silently(direct: Direct, variable: str, value: str) -> None:
+    done = direct("--", "true", env={**surroundings(), f"NVSANDBOX_{variable}": value})
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"nvsandbox: environment variable NVSANDBOX_{variable} has no effect on nvsandbox-run, only on `nvsandbox "
+        "run`: the program finds the driver's library by itself\n"
+    )
+    # As `nvsandbox run --simulate` leaves it: the program does find the simulator.
+    nested = {**surroundings(), "NVSANDBOX_SIM": "h100", "NVSANDBOX_SIMULATE": "h100", "NVSANDBOX_LIBRARY": ""}
+    assert direct("--", "true", env=nested).stderr == ""
 
 
 def test_options_go_before_the_environment(direct: Direct) -> None:
@@ -158,6 +177,7 @@ def test_a_name_is_never_cut_off(direct: Direct, tmp_path: Path) -> None:
 def test_help_and_version(direct: Direct) -> None:
     told = direct("--help")
     assert told.returncode == 0
+    assert direct("-h").stdout == told.stdout
     assert set(re.findall(r"--[a-z-]+", told.stdout)) == {
         *("--isolation", "--user", "--guard", "--lockdown", "--driver-root", "--dev-root", "--devices"),
         *("--version", "--help"),
