@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A Prometheus exporter. A scrape ends within SCRAPE_LIMIT, whatever NVML does, and a reading that fails costs that
-reading. Needs the package prometheus_client."""
+reading. A driver that is not there yet is waited for: gpu_nvml_up is 0 until then. Series have the GPU's UUID, which
+lasts; gpu_info has its index and name: gpu_power_watts * on (uuid) group_left (index, name) gpu_info. Needs the package
+prometheus_client."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +24,11 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"{sys.argv[0]}: {error}: pip install prometheus_client")
 
-from nvsandbox import NVMLSession, nvml_isolated
+from nvsandbox import NVMLSession, SandboxError, nvml_isolated
 
 SCRAPE_LIMIT = 5.0  # seconds; below Prometheus' scrape_timeout
 GPU_LIMIT = 1.0  # so that a wedged GPU leaves time for the others
+RETRY = 5.0  # seconds between looks for a driver
 
 METRICS: dict[str, tuple[str, Callable[[Any], float]]] = {
     "gpu_memory_used_bytes": ("Memory in use.", lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used),
@@ -35,11 +39,14 @@ METRICS: dict[str, tuple[str, Callable[[Any], float]]] = {
 
 
 class Collector:
-    def __init__(self, session: NVMLSession) -> None:
-        self.session = session
+    def __init__(self) -> None:
+        self.session: NVMLSession | None = None  # until there is a driver
         self.failures: Counter[tuple[str, str]] = Counter()
         self.deaths = 0
+
+    def use(self, session: NVMLSession) -> None:
         session.on_death(self.died)
+        self.session = session
 
     def died(self, error: Exception) -> None:
         self.deaths += 1
@@ -54,38 +61,52 @@ class Collector:
             self.failures[what, type(error).__name__] += 1
             return None
 
-    def read_gpu(self, index: int, gauges: dict[str, GaugeMetricFamily]) -> None:
+    def read_gpu(self, index: int, gauges: dict[str, GaugeMetricFamily], info: GaugeMetricFamily) -> None:
         gpu = self.read("handle", lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
         uuid = gpu and self.read("uuid", lambda: pynvml.nvmlDeviceGetUUID(gpu))
-        for name, (_, question) in METRICS.items() if uuid else ():
-            value = self.read(name, partial(question, gpu))
+        name = uuid and self.read("name", lambda: pynvml.nvmlDeviceGetName(gpu))
+        if name:
+            info.add_metric([uuid, str(index), name], 1)
+        for metric, (_, question) in METRICS.items() if uuid else ():
+            value = self.read(metric, partial(question, gpu))
             if value is not None:
-                gauges[name].add_metric([uuid], value)
+                gauges[metric].add_metric([uuid], value)
 
     def describe(self) -> list[Any]:
         return []  # or registering would scrape
 
     def collect(self) -> list[Any]:
         gauges = {name: GaugeMetricFamily(name, text, labels=["uuid"]) for name, (text, _) in METRICS.items()}
-        with self.session.deadline(SCRAPE_LIMIT):
-            for index in range(self.read("count", pynvml.nvmlDeviceGetCount) or 0):
-                with self.session.deadline(GPU_LIMIT):
-                    self.read_gpu(index, gauges)
+        info = GaugeMetricFamily("gpu_info", "The GPUs' indexes and names.", labels=["uuid", "index", "name"])
+        session = self.session
+        if session is not None:
+            with session.deadline(SCRAPE_LIMIT):
+                for index in range(self.read("count", pynvml.nvmlDeviceGetCount) or 0):
+                    with session.deadline(GPU_LIMIT):
+                        self.read_gpu(index, gauges, info)
+        up = GaugeMetricFamily("gpu_nvml_up", "1 once NVML has been started.", value=int(session is not None))
         failures = CounterMetricFamily("gpu_read_failures", "Readings that failed.", labels=["reading", "error"])
         for labels, number in self.failures.items():
             failures.add_metric(labels, number)
         deaths = CounterMetricFamily("gpu_worker_deaths", "NVML workers that crashed or hung.", value=self.deaths)
-        return [*gauges.values(), failures, deaths]
+        return [up, info, *gauges.values(), failures, deaths]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int, nargs="?", default=9835, metavar="PORT", help="to listen on (%(default)s)")
     port = parser.parse_args().port
-    with nvml_isolated() as nvml:
-        REGISTRY.register(Collector(nvml.session))
-        start_http_server(port)
-        threading.Event().wait()
+    collector = Collector()
+    REGISTRY.register(collector)
+    start_http_server(port)
+    while True:
+        try:
+            with nvml_isolated() as nvml:
+                collector.use(nvml.session)
+                threading.Event().wait()
+        except (SandboxError, pynvml.NVMLError) as error:  # no driver, for one
+            print(f"no NVML, asking again in {RETRY:.0f} s: {error}", file=sys.stderr)
+            time.sleep(RETRY)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from host import require
 
+from nvsandbox import simulate
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "exporter.py"
 START_LIMIT = 60.0
 
@@ -28,14 +30,14 @@ def _installed() -> None:
 
 
 @contextmanager
-def exporter(description: str) -> Iterator[str]:
+def exporter(description: str, **environment: str) -> Iterator[str]:
     """The exporter's address, while it runs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE), str(port)],
         cwd="/",
-        env={**os.environ, "NVSANDBOX_SIMULATE": description},
+        env={**os.environ, "NVSANDBOX_SIMULATE": description, **environment},
         stderr=subprocess.DEVNULL,
     )
     try:
@@ -48,7 +50,11 @@ def exporter(description: str) -> Iterator[str]:
                 assert process.poll() is None, "the exporter has ended"
                 assert time.monotonic() < end, "the exporter does not listen"
                 time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}/metrics"
+        address = f"http://127.0.0.1:{port}/metrics"
+        while description and "gpu_nvml_up" in (found := scrape(address)) and found["gpu_nvml_up"] == [("", 0.0)]:
+            assert time.monotonic() < end, "the exporter has no NVML"
+            time.sleep(0.05)
+        yield address
     finally:
         process.terminate()
         process.wait(10)
@@ -71,8 +77,28 @@ def test_all_gpus() -> None:
     for name in ("gpu_memory_used_bytes", "gpu_utilization_ratio", "gpu_temperature_celsius", "gpu_power_watts"):
         assert len({labels for labels, _ in first[name]}) == 3
         assert all(value > 0 for _, value in first[name])
+    assert first["gpu_nvml_up"] == [("", 1.0)]
+    infos = [dict(re.findall(r'(\w+)="(.*?)"', labels)) for labels, _ in first["gpu_info"]]
+    assert [(info["index"], info["name"]) for info in infos] == [(str(n), "NVIDIA H100 80GB HBM3") for n in range(3)]
+    assert {f'uuid="{info["uuid"]}"' for info in infos} == {labels for labels, _ in first["gpu_power_watts"]}
     assert first["gpu_worker_deaths_total"] == [("", 0.0)]
     assert "gpu_read_failures_total" not in first
+
+
+def test_a_driver_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    with exporter("", NVSANDBOX_LIBRARY=str(library)) as address:
+        found = scrape(address)
+        assert found["gpu_nvml_up"] == [("", 0.0)]
+        assert "gpu_power_watts" not in found
+        (tmp_path / "partial").write_bytes(simulate.parse("h100").library.read_bytes())
+        (tmp_path / "partial").rename(library)
+        end = time.monotonic() + START_LIMIT
+        while len(found.get("gpu_power_watts", ())) != 1:
+            assert time.monotonic() < end, "the exporter has not found the library"
+            time.sleep(0.1)
+            found = scrape(address)
+    assert found["gpu_nvml_up"] == [("", 1.0)]
 
 
 def test_a_lost_gpu_costs_itself() -> None:
