@@ -53,14 +53,16 @@ class Control:
         doing: str,
         wait: Callable[[], object],
         pause: float = 0.1,
+        step: str = "start",
     ) -> Any:
-        """The worker's next message, which is of one of the `expected` types. Raises what a FAILED says. `wait` is
-        called every `pause` seconds and may raise; where it returns something true, no message is waited for: None."""
+        """The worker's next message, which is of one of the `expected` types. Raises what a FAILED says, and past the
+        deadline a SandboxStartError of this `step`. `wait` is called every `pause` seconds and may raise; where it
+        returns something true, no message is waited for: None."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise SandboxStartError(
-                    "start",
+                    step,
                     errno.ETIMEDOUT,
                     "",
                     f"the worker was still {doing} after {START_LIMIT:g} s, the limit of a start",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from errno import ENOENT
+from errno import ENOENT, ETIMEDOUT
 from typing import Any
 
 import pynvml
@@ -28,6 +28,9 @@ __all__ = [
     "StaleHandle",
     "WorkerDied",
 ]
+
+INITIALISATION = "initialisation"
+"""The step of a start in which NVML itself is loaded and initialised, as csrc/steps.h names it."""
 
 
 def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
@@ -199,6 +202,13 @@ class StaleHandle(SandboxError, pynvml.NVMLError_InvalidArgument):  # type: igno
             f"(handles do not outlive their sandbox)"
         )
         self.call = call
+
+
+def is_hang(error: BaseException) -> bool:
+    """Whether NVML did not answer in time, to a call or when it was initialised."""
+    if isinstance(error, SandboxStartError):
+        return (error.step, error.errno) == (INITIALISATION, ETIMEDOUT)
+    return isinstance(error, CallTimeout)
 
 
 def nvml_error(code: int, hint: str) -> Exception:

@@ -19,7 +19,14 @@ from nvsandbox import _fast, aside, control, ending, handshake, marshal
 from nvsandbox._core import ffi, lib
 from nvsandbox.channels import Channels, Holder, Lane, Pipe
 from nvsandbox.control import Control
-from nvsandbox.errors import CallTimeout, SandboxClosed, SandboxError, SandboxStartError, WorkerDied
+from nvsandbox.errors import (
+    INITIALISATION,
+    CallTimeout,
+    SandboxClosed,
+    SandboxError,
+    SandboxStartError,
+    WorkerDied,
+)
 from nvsandbox.native import socketpair, text
 from nvsandbox.options import Options, Recycle
 from nvsandbox.process import Process
@@ -30,6 +37,8 @@ _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # passes, an
 
 ISOLATING = "isolating itself"
 """What a worker does until it has proved its isolation, as errors name it."""
+LOADING = "loading and initialising NVML"
+"""And after that, until it is ready."""
 
 LOOK_EVERY = 64
 """Calls from one look at the worker's memory to the next."""
@@ -121,7 +130,7 @@ class Worker:
             self._start(minors, description, go_on)
         except BaseException as error:
             # What a half-started worker died of is the better message, if it sent none.
-            self.stop(grace=not isinstance(error, SandboxStartError) or error.step != "start")
+            self.stop(grace=not isinstance(error, SandboxStartError) or error.errno != errno.ETIMEDOUT)
             raise
 
     def _start(self, minors: list[int] | None, description: str | None, go_on: Callable[[], None]) -> None:
@@ -137,7 +146,7 @@ class Worker:
     def _load(self, deadline: float, go_on: Callable[[], None]) -> None:
         """What follows the proof: only now the worker touches NVML. The doctor's trials leave it out."""
         self.control.send(bytes(ffi.buffer(ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_GO]))))
-        report = self.control.receive((lib.NVS_MSG_READY,), deadline, "loading and initialising NVML", go_on)
+        report = self.control.receive((lib.NVS_MSG_READY,), deadline, LOADING, go_on, step=INITIALISATION)
         self.init_result = int(report.init_result)
         self.library = text(report.library)
         self.began_ns = int(report.began_ns)

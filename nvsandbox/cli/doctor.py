@@ -34,7 +34,7 @@ _STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
     "--wait",
     metavar="SECONDS",
     callback=wording.number(float, "seconds, such as 5, at most 3600", most=3600),
-    help="How long NVML gets to answer.  [default: 1]",
+    help="How long NVML gets to answer; past that is an error.  [default: 1, a warning]",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON for programs; docs/cli/doctor.md describes it.")
 def doctor(as_json: bool, wait: float | None, **given: Any) -> None:
@@ -62,7 +62,7 @@ def doctor(as_json: bool, wait: float | None, **given: Any) -> None:
             options = options_.make({name: value for name, value in given.items() if value is not None})
         except (TypeError, ValueError) as error:
             raise click.UsageError(wording.as_options(str(error))) from error
-        report = doctor_.examine(doctor_.Places.here(options), doctor_.WAIT if wait is None else wait)
+        report = doctor_.examine(doctor_.Places.here(options), wait)
     except (click.UsageError, *failure.EXPECTED) as error:
         if as_json:
             click.echo(json.dumps(failure.as_json(error), indent=2))
@@ -74,7 +74,7 @@ def doctor(as_json: bool, wait: float | None, **given: Any) -> None:
         _table(report)
     else:
         _lines(report)
-    if any(finding.id == "query.slow" for finding in report.findings):
+    if any(finding.id in ("query.slow", "query.hung") for finding in report.findings):
         # NVML hangs in its worker. The end of this process ends that too; to close it in good order would wait for it.
         sys.stdout.flush()
         os._exit(code)

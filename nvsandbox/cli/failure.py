@@ -10,12 +10,14 @@ import click
 import pynvml
 
 from nvsandbox.cli.wording import as_options, printable
-from nvsandbox.errors import SandboxError
+from nvsandbox.errors import SandboxError, WorkerDied, is_hang
 from nvsandbox.packets import debugging
 
 EXIT_NVML = 1
 EXIT_USAGE = 2
 EXIT_SANDBOX = 3
+
+KERNEL_LOG = "the kernel log may say why (dmesg | grep -iE 'xid|nvrm|segfault|oom')"
 
 # What a command may fail with and that is no fault of its own.
 EXPECTED = (SandboxError, pynvml.NVMLError)
@@ -25,13 +27,15 @@ def exit_code(error: BaseException) -> int:
     """The exit status for an error. One that is NVML's too (no library, a call that hung) counts as NVML's."""
     if isinstance(error, click.ClickException):
         return error.exit_code
-    return EXIT_NVML if isinstance(error, pynvml.NVMLError) else EXIT_SANDBOX
+    return EXIT_NVML if isinstance(error, pynvml.NVMLError) or is_hang(error) else EXIT_SANDBOX
 
 
 def message(error: BaseException) -> str:
-    """The error in words."""
+    """The error in words, and where NVML hung or crashed what to do, which the library's callers know."""
     if isinstance(error, click.ClickException):
         return as_options(error.format_message())
+    if isinstance(error, WorkerDied) or is_hang(error):
+        return f"{as_options(str(error))}; {KERNEL_LOG}, and nvsandbox doctor examines this machine"
     return as_options(str(error)) if isinstance(error, SandboxError) else f"NVML says: {error}"
 
 

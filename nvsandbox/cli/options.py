@@ -43,7 +43,12 @@ _OPTIONS = (
         callback=places.parts,
         help="Only these GPUs: 0,2 (minor numbers), GPU-…, PCI ids; simulated ones by number.",
     ),
-    click.option("--timeout", metavar="SECONDS", callback=_seconds, help="Limit of each NVML call.  [default: 30]"),
+    click.option(
+        "--timeout",
+        metavar="SECONDS",
+        callback=_seconds,
+        help="Limit of each NVML call; a start has 60 s.  [default: 30]",
+    ),
     click.option("--transport", type=click.Choice(TRANSPORTS), help="How calls reach the worker.  [default: auto]"),
 )
 

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 import nvsandbox
 from nvsandbox.asking import Failure
 
+_GPU_IS_LOST = 15
+_LOST = "the kernel log has its XID error (dmesg | grep -i xid); as a rule a reset or a reboot brings it back"
+
 
 class View(Protocol):
     """One way to look at the GPUs."""
@@ -52,11 +55,13 @@ def of_gpu(whole: Failure | None, errors: Sequence[Failure]) -> list[Failure]:
 
 def told(failures: Iterable[tuple[str, Sequence[Failure]]]) -> Iterator[str]:
     """Failures with where they were, in words; the same thing in several places once."""
-    seen: dict[tuple[str, str], list[str]] = {}
+    seen: dict[tuple[str, int, str], list[str]] = {}
     for where, some in failures:
         for failure in some:
-            seen.setdefault((failure.field, failure.message), []).append(where)
-    for (field, message), places in seen.items():
+            seen.setdefault((failure.field, failure.code, failure.message), []).append(where)
+    for (field, code, message), places in seen.items():
         what = "cannot be queried" if field == "gpu" else f"no {field}"
+        if (field, code) == ("gpu", _GPU_IS_LOST):
+            message += f"; {_LOST}"
         text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in message)
         yield f"{', '.join(dict.fromkeys(places))}: {what}: {text}"

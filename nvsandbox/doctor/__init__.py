@@ -78,12 +78,13 @@ def carry_out(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Fin
         )
 
 
-def examine(places: Places, wait: float = WAIT) -> Report:
+def examine(places: Places, wait: float | None = None) -> Report:
     """Examines a machine. With simulated GPUs (``simulate=`` of the options) what concerns a driver is left out.
 
     Args:
         places: where to look; ``Places.here(options)`` is this machine.
-        wait: seconds that NVML gets to answer.
+        wait: seconds that NVML gets to answer; past them is an error. None: WAIT, and a warning, for a start can
+            take longer where nothing is wrong.
 
     Raises SandboxError where there is no ``/proc``: nothing can be said then.
     """
@@ -91,5 +92,5 @@ def examine(places: Places, wait: float = WAIT) -> Report:
         raise SandboxError(f"cannot examine anything without /proc ({places.proc}/self/status): mount it")
     checks = _ALWAYS if places.options.simulate is not None else _ALWAYS + _OF_THE_DRIVER
     found = [finding for name, check in checks for finding in carry_out(name, lambda check=check: check(places))]  # type: ignore[misc]
-    found += carry_out("NVML", lambda: query_.query(places, wait))
+    found += carry_out("NVML", lambda: query_.query(places, WAIT if wait is None else wait, enough=wait is not None))
     return Report(tuple(found), verdict(found))

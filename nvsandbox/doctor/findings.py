@@ -79,6 +79,7 @@ CATALOGUE: dict[str, str] = {
     "query.simulated": "info",
     "query.skipped": "info",
     "query.slow": "warning",
+    "query.hung": "error",
     "query.failed": "error",
     "query.gpu-failed": "error",
     # A check that could not be carried out

@@ -14,7 +14,7 @@ from nvsandbox.blocks import nvml_isolated
 from nvsandbox.doctor import driver
 from nvsandbox.doctor.findings import Finding
 from nvsandbox.doctor.places import Places
-from nvsandbox.errors import LibraryNotFound, SandboxError, SandboxUnavailable
+from nvsandbox.errors import LibraryNotFound, SandboxError, SandboxUnavailable, WorkerDied, is_hang
 
 
 @dataclass
@@ -46,8 +46,9 @@ def _ask(options: dict[str, Any], answer: _Answer) -> None:
         answer.error = error
 
 
-def query(places: Places, wait: float) -> Iterator[Finding]:
-    """Asks NVML in a sandbox for its GPUs, and waits at most `wait` seconds for the answers."""
+def query(places: Places, wait: float, *, enough: bool = False) -> Iterator[Finding]:
+    """Asks NVML in a sandbox for its GPUs, and waits at most `wait` seconds for the answers. `enough`: that this is
+    what it may take here, and not a guess of ours."""
     simulated = places.options.simulate is not None
     if not places.live:
         return
@@ -70,10 +71,11 @@ def query(places: Places, wait: float) -> Iterator[Finding]:
     thread.join(wait)
     if thread.is_alive():
         yield Finding(
-            "query.slow",
+            "query.hung" if enough else "query.slow",
             f"NVML has not answered within {wait:g} s",
-            "--wait 60 to wait longer; without persistence mode the start takes seconds for each GPU "
-            "(nvidia-smi -pm 1); else see the kernel log for XID errors",
+            ("a longer --wait" if enough else "--wait 60 to wait longer, past which it is an error")
+            + "; without persistence mode the start takes seconds for each GPU (nvidia-smi -pm 1); else see the kernel "
+            "log for XID errors (dmesg | grep -i xid)",
         )
         return
     yield from _judge(answer)
@@ -128,4 +130,11 @@ def _remedy(error: BaseException) -> str:
             18: "see library.mismatch",
             999: "see nodes.cannot-open: as a rule a node cannot be opened",
         }.get(code, "see the kernel log (dmesg | grep -i nvrm)")
-    return "see the error"
+    if isinstance(error, WorkerDied):
+        return (
+            "see the kernel log (dmesg | grep -iE 'xid|nvrm|segfault|oom'); if it was a crash and comes again, report "
+            "it to NVIDIA (nvidia-bug-report.sh)"
+        )
+    if is_hang(error):
+        return "see the kernel log for XID errors (dmesg | grep -i xid); a GPU that hangs needs a reset or a reboot"
+    return "NVSANDBOX_DEBUG=1 nvsandbox query shows how far it comes; docs/troubleshooting.md has causes"

@@ -25,6 +25,7 @@ _ORDER = (
     "nodes.cannot-open",
     "nodes.hang",
     "query.failed",
+    "query.hung",
 )
 
 # What another finding already says, better.
@@ -84,7 +85,7 @@ def _sentences(
     if can_query is not None:
         works = next((finding.what for finding in findings if finding.id == "query.works"), "")
         said.append(f"GPUs: {works}." if can_query else f"GPUs: cannot be queried{_because(findings)}.")
-    elif "query.slow" in ids:
+    elif ids & {"query.slow", "query.hung"}:
         said.append("GPUs: NVML had not answered when this ended.")
     if clean is not None:
         said.append("/dev: no NVIDIA node is there that should not be." if clean else "/dev: NVIDIA nodes pollute it.")

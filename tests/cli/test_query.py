@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 from host import require
 
-from nvsandbox import simulate
+from nvsandbox import control, simulate
 from nvsandbox.cli import main, wording
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli" / "query.md"
@@ -232,7 +232,24 @@ def test_lines_when_it_is_no_terminal() -> None:
     assert cells[1]["TOTAL MiB"] == str(round(gpu["memory_total_bytes"] / MIB))
     assert "4 GPUs, " in result.stdout
     assert "(only 3 of them report memory)" in result.stdout
-    assert result.stderr == "nvsandbox: GPU 2: cannot be queried: GPU is lost\n"
+    assert result.stderr.startswith(
+        "nvsandbox: GPU 2: cannot be queried: GPU is lost; the kernel log has its XID error"
+    )
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("ending", ["crash", "hang"])
+def test_nvml_that_fails_in_its_initialisation(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are NVML's own failures, and what to do is said."""
+    monkeypatch.setattr(control, "START_LIMIT", 2.0)  # by then it must have got as far as that
+    result = run("--simulate", f"h100,{ending}=nvmlInit", "--json")
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)["error"]
+    assert (error["exit_code"], error["type"]) == (1, "WorkerDied" if ending == "crash" else "SandboxStartError")
+    for text in (result.stderr, error["message"]):
+        assert "loading and initialising NVML" in text
+        assert "the kernel log" in text
+        assert "nvsandbox doctor" in text
 
 
 def test_the_same_problem_on_several_gpus_is_told_once() -> None:

@@ -261,8 +261,8 @@ def optional(machine: Any) -> list[Finding]:
     return found
 
 
-def ask(wait: float = 20, **options: Any) -> list[Finding]:
-    return list(query.query(Places(options=Options(**options), live=True), wait))
+def ask(wait: float = 20, enough: bool = False, **options: Any) -> list[Finding]:
+    return list(query.query(Places(options=Options(**options), live=True), wait, enough=enough))
 
 
 @case("query.works")
@@ -294,11 +294,21 @@ def slow(machine: Any) -> list[Finding]:
     return found
 
 
+@case("query.hung")
+def answers_too_late(machine: Any) -> list[Finding]:
+    """The same where the user has said how long it may take."""
+    found = ask(wait=0.1, enough=True, simulate="h100,init_ms=500")
+    assert verdict(found).can_query is None
+    assert verdict(found).first[0].startswith("query.hung: ")
+    return found
+
+
 @case("query.failed")
 def fails(machine: Any) -> list[Finding]:
     found = ask(simulate="h100,crash=nvmlSystemGetDriverVersion")
     assert verdict(found).can_query is False
     assert only(found, "query.failed").facts == {"type": "WorkerDied"}
+    assert "the kernel log" in only(found, "query.failed").do
     return found
 
 
