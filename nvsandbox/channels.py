@@ -85,7 +85,8 @@ class Lane:
                 raise gone
         if status != lib.NVS_WAIT_DONE:
             raise marshal.BrokenReply("a reply that is larger than its lane")
-        return memoryview(self._reply)[: self._length[0]]
+        # A copy: by the time that it is read, a call of a signal handler or a finalizer may have been answered here.
+        return memoryview(self._reply[: self._length[0]])
 
     def enter(self) -> bool:
         """Whether this lane is the caller's until :meth:`leave`. Not if it is in use, or closed."""
@@ -144,6 +145,9 @@ class Lane:
         # here before it comes to the holder, which then finds no lane.
         if self._lane is not None:
             self.close()
+            if self._link is not None:
+                # Again: in a forked child one may be closed under a call, which then attaches it.
+                self._link.invalidate()
             lane, self._lane = self._lane, None
             lib.nvs_lane_free(lane, os.getpid() != self._pid)
 

@@ -283,7 +283,7 @@ class _Segment:
 class Call:
     """One call: its frame, and where the parts of the reply go."""
 
-    __slots__ = ("_args", "_data", "_keep", "_owners", "_relocs", "_roots", "_segments", "flags", "name")
+    __slots__ = ("_args", "_data", "_kept", "_owners", "_relocs", "_roots", "_segments", "flags", "name")
 
     def __init__(self, name: str, arguments: tuple[Any, ...], flags: int = 0) -> None:
         self.name = name
@@ -292,7 +292,7 @@ class Call:
         self._relocs: list[tuple[int, int, int, int, int, int]] = []
         self._segments: list[_Segment] = []
         self._data = bytearray()
-        self._keep: list[Any] = []
+        self._kept: list[Any] = []  # the reply goes to where the request came from: that stays, whoever lets go of it
         self._owners: list[tuple[int, int]] | None = None
         self._roots = arguments
         if len(arguments) > ARGS_MAX:
@@ -393,10 +393,9 @@ class Call:
     def _owned(self, address: int) -> int | None:
         """How many bytes from `address` on belong to an object that the arguments keep alive; None if to none."""
         if self._owners is None:
+            self._kept = _reachable(self._roots)
             self._owners = [
-                (start, start + ctypes.sizeof(item))
-                for item in _reachable(self._roots)
-                for start in (ctypes.addressof(item),)
+                (start, start + ctypes.sizeof(item)) for item in self._kept for start in (ctypes.addressof(item),)
             ]
         # An array of no elements is at an address too.
         return max(

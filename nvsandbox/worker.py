@@ -196,7 +196,7 @@ class Worker:
             kept = not once and not self._stopping
             if kept and self.link is not None and isinstance(channel, Lane):
                 # While nobody else can close it: from here on this thread's calls can go the short way.
-                self.link.attach(channel.address, channel)
+                self.link.attach(self.serial, channel.address, channel)
             return reply
         except WorkerDied as error:
             error.sent = channel.taken

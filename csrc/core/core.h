@@ -36,7 +36,7 @@ struct nvs_caller_lane *nvs_lane_new (int looks, int32_t *fd, struct nvs_error *
 /* Closes the lane's descriptor, which the worker has by now; the mapping stays. */
 void nvs_lane_sent (struct nvs_caller_lane *lane);
 
-/* Puts a request on the lane, which must be idle. -1 if it is too long. */
+/* Puts a request on the lane, which must be idle. -1 if it is too long, or the lane closed. */
 int nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length);
 
 /* Waits for the reply of what was submitted, at most `wait_ns` and no longer than until a signal arrives. */
@@ -97,6 +97,9 @@ void nvs_lane_waits (const struct nvs_caller_lane *lane, struct nvs_waits *waits
 /* Both in one: nvs_lane_submit and nvs_lane_wait. */
 int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, int64_t wait_ns, void *reply,
                    size_t capacity, uint32_t *reply_length);
+
+/* Whoever is in a lane finds it closed where a signal handler has forked, in the child: no answer comes, and none of these
+ * functions touches its memory. */
 
 /* Ends the worker's thread for this lane and unmaps it; nobody can enter it any more. Idempotent. For whoever has entered the lane,
  * or knows that nobody has. In a forked child the mapping is not there (MADV_DONTFORK) and the worker is the parent's: pass

@@ -97,7 +97,7 @@ nvs_lane_busy (const struct nvs_caller_lane *lane)
 int
 nvs_lane_taken (const struct nvs_caller_lane *lane)
 {
-    return atomic_load_explicit (&lane->shared->taken, memory_order_acquire) == lane->number;
+    return lane->shared == NULL || atomic_load_explicit (&lane->shared->taken, memory_order_acquire) == lane->number;
 }
 
 unsigned char *
@@ -121,7 +121,7 @@ nvs_lane_send (struct nvs_caller_lane *lane, uint32_t length)
 int
 nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length)
 {
-    if (length > NVS_LANE_FRAME)
+    if (length > NVS_LANE_FRAME || lane->shared == NULL)
         return -1;
     memcpy (nvs_lane_frame (lane), frame, length);
     nvs_lane_send (lane, (uint32_t)length);
@@ -131,7 +131,7 @@ nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length)
 int
 nvs_lane_answered (const struct nvs_caller_lane *lane)
 {
-    return atomic_load_explicit (&lane->shared->reply, memory_order_acquire) == lane->number;
+    return lane->shared != NULL && atomic_load_explicit (&lane->shared->reply, memory_order_acquire) == lane->number;
 }
 
 uint32_t

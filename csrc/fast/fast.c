@@ -55,7 +55,6 @@ typedef PyObject *(*vectorcall_t) (PyObject *, PyObject *const *, size_t, PyObje
 static Py_ssize_t place_memory; /* in any ctypes instance: the pointer to its memory */
 static Py_ssize_t place_target; /* in what byref() makes: the object that it was given */
 static Py_ssize_t place_value;  /* in the same: the address that it stands for */
-static PyTypeObject *byref_type;
 static bool calibrated;
 
 static PyObject *name_get;
@@ -94,12 +93,15 @@ calibrate (PyObject *module, PyObject *args)
 {
     PyObject *instances;
     PyObject *references;
+    /* Their own until all is well: plans that are there already go on reading where they did. */
+    Py_ssize_t memory = 0;
+    Py_ssize_t target = 0;
+    Py_ssize_t value = 0;
 
     (void)module;
     if (!PyArg_ParseTuple (args, "O!O!", &PyList_Type, &instances, &PyList_Type, &references))
         return NULL;
     calibrated = false;
-    place_memory = place_target = place_value = 0;
     for (Py_ssize_t i = 0; i < PyList_Size (instances); i++) {
         PyObject *object;
         Py_ssize_t size;
@@ -107,8 +109,8 @@ calibrate (PyObject *module, PyObject *args)
 
         if (!PyArg_ParseTuple (PyList_GetItem (instances, i), "OKn", &object, &address, &size))
             return NULL;
-        place_memory = find_word (object, size, (void *)(uintptr_t)address, place_memory);
-        if (place_memory < 0)
+        memory = find_word (object, size, (void *)(uintptr_t)address, memory);
+        if (memory < 0)
             Py_RETURN_FALSE;
     }
     for (Py_ssize_t i = 0; i < PyList_Size (references); i++) {
@@ -119,16 +121,17 @@ calibrate (PyObject *module, PyObject *args)
 
         if (!PyArg_ParseTuple (PyList_GetItem (references, i), "OKOn", &reference, &address, &object, &size))
             return NULL;
-        place_value = find_word (reference, size, (void *)(uintptr_t)address, place_value);
-        place_target = find_word (reference, size, object, place_target);
-        if (place_value < 0 || place_target < 0)
+        value = find_word (reference, size, (void *)(uintptr_t)address, value);
+        target = find_word (reference, size, object, target);
+        if (value < 0 || target < 0)
             Py_RETURN_FALSE;
-        if (byref_type == NULL) {
-            byref_type = Py_TYPE (reference);
-            Py_INCREF (byref_type);
-        }
     }
-    calibrated = place_memory > 0 && place_target > 0 && place_value > 0;
+    calibrated = memory > 0 && target > 0 && value > 0;
+    if (calibrated) {
+        place_memory = memory;
+        place_target = target;
+        place_value = value;
+    }
     return PyBool_FromLong (calibrated);
 }
 
@@ -213,14 +216,16 @@ static _Thread_local unsigned int here_next;
 /* Links come and go, and one may be made where another was; serials and epochs are never used twice. */
 static unsigned long long last_epoch;
 
+/* attach (serial, address, owner): a lane to that worker, which by now may not be the link's any more. */
 static PyObject *
 link_attach (link_t *self, PyObject *args)
 {
+    unsigned long long serial;
     unsigned long long address;
     PyObject *owner;
     unsigned int slot;
 
-    if (!PyArg_ParseTuple (args, "KO", &address, &owner))
+    if (!PyArg_ParseTuple (args, "KKO", &serial, &address, &owner))
         return NULL;
     for (slot = 0; slot < HERE_MAX; slot++)
         if (here[slot].link == self)
@@ -228,7 +233,7 @@ link_attach (link_t *self, PyObject *args)
     if (slot == HERE_MAX)
         slot = here_next++ % HERE_MAX;
     here[slot].link = self;
-    here[slot].serial = self->serial;
+    here[slot].serial = serial;
     here[slot].epoch = self->epoch;
     here[slot].lane = (struct nvs_caller_lane *)(uintptr_t)address;
     here[slot].owner = owner;
@@ -422,7 +427,7 @@ static PyMethodDef link_methods[] = {
     { "suspend", (PyCFunction)(void (*) (void))link_suspend, METH_O,
       "suspend (change): so many deadlines more, or fewer, are open; their threads' calls go the slow way" },
     { "attach", (PyCFunction)(void (*) (void))link_attach, METH_VARARGS,
-      "attach (address, owner): this thread's lane, and the object that it lives as long as" },
+      "attach (serial, address, owner): this thread's lane to a worker, and the object that it lives as long as" },
     { "connect", (PyCFunction)(void (*) (void))link_connect, METH_VARARGS,
       "connect (serial, tokens): the worker that calls go to, and what stands in it for handles of earlier ones" },
     { "invalidate", (PyCFunction)(void (*) (void))link_invalidate, METH_NOARGS,
@@ -526,20 +531,26 @@ learns (function_t *self)
     return true;
 }
 
+/* The slow callable, borrowed; NULL with an exception after the garbage collector has been here. */
+static PyObject *
+slow_of (const function_t *self)
+{
+    if (self->slow == NULL)
+        PyErr_SetString (PyExc_RuntimeError, "this function is no more");
+    return self->slow;
+}
+
 /* `is_new`: no plan was there for it. What goes this way for another reason has nothing to teach. */
 static PyObject *
 call_slow (function_t *self, PyObject *const *args, Py_ssize_t count, PyObject *names, bool is_new)
 {
-    PyObject *tuple = PyTuple_New (count);
+    PyObject *slow = slow_of (self);
+    PyObject *tuple = slow != NULL ? PyTuple_New (count) : NULL;
     PyObject *keywords = NULL;
     PyObject *result;
 
     if (tuple == NULL)
         return NULL;
-    if (self->slow == NULL) { /* after the garbage collector has been here */
-        Py_DECREF (tuple);
-        return PyErr_Format (PyExc_RuntimeError, "this function is no more");
-    }
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_INCREF (args[i]);
         (void)PyTuple_SetItem (tuple, i, args[i]);
@@ -554,7 +565,7 @@ call_slow (function_t *self, PyObject *const *args, Py_ssize_t count, PyObject *
             return NULL;
         }
     }
-    result = PyObject_Call (self->slow, tuple, keywords);
+    result = PyObject_Call (slow, tuple, keywords);
     if (result != NULL && keywords == NULL && is_new && learns (self)) {
         PyObject *learned = PyObject_CallFunctionObjArgs (self->link->learn, self, tuple, NULL);
 
@@ -964,8 +975,11 @@ function_tp_call (PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *items[NVS_ARGS_MAX];
     Py_ssize_t count = PyTuple_Size (args);
 
-    if ((kwargs != NULL && PyDict_Size (kwargs) > 0) || count > (Py_ssize_t)NVS_ARGS_MAX)
-        return PyObject_Call (((function_t *)self)->slow, args, kwargs);
+    if ((kwargs != NULL && PyDict_Size (kwargs) > 0) || count > (Py_ssize_t)NVS_ARGS_MAX) {
+        PyObject *slow = slow_of ((function_t *)self);
+
+        return slow != NULL ? PyObject_Call (slow, args, kwargs) : NULL;
+    }
     for (Py_ssize_t i = 0; i < count; i++)
         items[i] = PyTuple_GetItem (args, i);
     return function_call (self, items, (size_t)count, NULL);
@@ -1125,11 +1139,13 @@ static PyObject *
 function_getattro (PyObject *object, PyObject *name)
 {
     PyObject *value = PyObject_GenericGetAttr (object, name);
+    PyObject *slow;
 
     if (value != NULL || !PyErr_ExceptionMatches (PyExc_AttributeError))
         return value;
     PyErr_Clear ();
-    return PyObject_GetAttr (((function_t *)object)->slow, name);
+    slow = slow_of ((function_t *)object);
+    return slow != NULL ? PyObject_GetAttr (slow, name) : NULL;
 }
 
 /* Whoever sets restype, argtypes or errcheck has calls that only the slow callable can make. */
@@ -1137,15 +1153,18 @@ static int
 function_setattro (PyObject *object, PyObject *name, PyObject *value)
 {
     function_t *self = (function_t *)object;
+    PyObject *slow = slow_of (self);
 
     self->plain = 0;
-    return PyObject_SetAttr (self->slow, name, value);
+    return slow != NULL ? PyObject_SetAttr (slow, name, value) : -1;
 }
 
 static PyObject *
 function_repr (PyObject *object)
 {
-    return PyObject_Repr (((function_t *)object)->slow);
+    PyObject *slow = slow_of ((function_t *)object);
+
+    return slow != NULL ? PyObject_Repr (slow) : NULL;
 }
 
 static PyMemberDef function_members[] = {

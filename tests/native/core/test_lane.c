@@ -256,10 +256,25 @@ test_forked (void)
 {
     struct peer peer = { .count = 0 };
     struct nvs_caller_lane *lane = open_lane (&peer);
+    struct nvs_pace pace = { 0 };
+    struct nvs_crowd crowd = { .looking_max = 1 };
+    uint32_t length = 0;
 
-    nvs_lane_free (lane, 1);
+    SAME (nvs_lane_enter (lane), 1);
+    SAME (nvs_lane_submit (lane, "x", 1), 0);
+    nvs_lane_close (lane, 1);
     SAME (atomic_load (&peer.lane->closed), 0);
-    SAME (atomic_load (&peer.lane->request), 0);
+    SAME (atomic_load (&peer.lane->request), 1);
+    /* A call that was under way, and one more. */
+    SAME (nvs_lane_await (lane, &pace, &crowd, 0, MS), 0);
+    SAME (nvs_lane_sleep (lane, MS), 0);
+    SAME (nvs_lane_answered (lane), 0);
+    SAME (nvs_lane_taken (lane), 1);
+    SAME (nvs_lane_wait (lane, MS, reply, sizeof reply, &length), NVS_WAIT_PENDING);
+    SAME (nvs_lane_call (lane, "x", 1, MS, reply, sizeof reply, &length), NVS_WAIT_BROKEN);
+    nvs_lane_leave (lane);
+    nvs_lane_free (lane, 1);
+    SAME (atomic_load (&peer.lane->request), 1);
     (void)munmap (peer.lane, NVS_LANE_SIZE);
 }
 

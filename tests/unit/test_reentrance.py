@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes between two steps of a call (a signal handler, a finalizer, another thread) finds nothing that it could
+spoil, and spoils nothing. Each test has it come at one place, at which otherwise it does once in thousands of calls."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pynvml
+import pytest
+from waiting import forked
+
+from nvsandbox import _fast, marshal, nvml_isolated, plans
+from nvsandbox.channels import Lane
+from nvsandbox.errors import SandboxError
+from nvsandbox.keeper import Keeper
+from nvsandbox.session import NVMLSession
+from nvsandbox.worker import Worker
+
+short = pytest.mark.skipif(not plans.available, reason="this Python's ctypes objects are not laid out as expected")
+
+
+@pytest.fixture
+def handled() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Has SIGUSR1 handled by a function."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda action: signal.signal(signal.SIGUSR1, lambda number, frame: action()) and None
+    signal.signal(signal.SIGUSR1, before)
+
+
+def once_before(patch: pytest.MonkeyPatch, owner: type, name: str, action: Callable[[], object], after: bool) -> None:
+    """Has `action` done before or after the next call of a method, and the method as it was from then on."""
+    original = getattr(owner, name)
+
+    def method(self: Any, *arguments: Any) -> Any:
+        setattr(owner, name, original)
+        if not after:
+            action()
+        found = original(self, *arguments)
+        if after:
+            action()
+        return found
+
+    patch.setattr(owner, name, method)
+
+
+def token(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+@pytest.mark.parametrize("transport", ["shm", "pipe"])
+def test_a_handlers_call_between_a_reply_and_its_use(
+    transport: str, handled: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the outer call give the handle of the GPU that the handler had asked for."""
+    with nvml_isolated(simulate="t4x2", transport=transport) as nvml:
+        first, second = (token(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(2))
+        assert first != second
+        inner: list[int | None] = []
+        handled(lambda: inner.append(token(nvml.nvmlDeviceGetHandleByIndex(1))))
+        parse = marshal.parse_reply
+
+        def interrupted(reply: memoryview) -> marshal.Reply:
+            marshal.parse_reply = parse
+            signal.raise_signal(signal.SIGUSR1)
+            return parse(reply)
+
+        monkeypatch.setattr(marshal, "parse_reply", interrupted)
+        assert token(nvml.nvmlDeviceGetHandleByIndex(0)) == first
+        assert inner == [second]
+
+
+@short
+def test_a_lane_is_used_for_the_worker_at_its_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is replaced while a call is in it, and its lane lives on for a moment: the calls after that one went
+    there, with the numbers that functions have in the next one."""
+    with nvml_isolated(simulate="t4x2", recycle_after=1_000_000) as nvml:
+        # In this worker the count has the number that the driver's version has in the next one.
+        wanted = [nvml.nvmlDeviceGetCount(), nvml.nvmlSystemGetCudaDriverVersion()]
+        keeper = nvml.session.keeper
+        before = keeper.worker
+        held: list[Worker] = []
+        monkeypatch.setattr(Worker, "finish", lambda worker: held.append(worker))
+
+        def replaced() -> None:
+            keeper._recycle(before)
+            teacher = threading.Thread(target=lambda: [nvml.nvmlSystemGetCudaDriverVersion() for _ in range(3)])
+            teacher.start()
+            teacher.join()
+
+        once_before(monkeypatch, Lane, "exchange", replaced, after=True)
+        nvml.nvmlDeviceGetHandleByIndex(0)
+        monkeypatch.undo()
+        assert held == [before]
+        assert keeper.worker is not before
+        calls = nvml.session.link.calls
+        for _ in range(3):
+            assert nvml.nvmlSystemGetCudaDriverVersion() == wanted[1]
+            assert nvml.nvmlDeviceGetCount() == wanted[0]
+        assert nvml.session.link.calls > calls  # the short way, to the new one
+        before.finish()
+
+
+PLACES = {
+    "before the request": (Lane, "exchange", False, "nvmlDeviceGetHandleByIndex"),
+    "after the reply": (Lane, "exchange", True, "nvmlDeviceGetHandleByIndex"),
+    "after the look of a call that waits": (NVMLSession, "_fast_look", True, "nvmlDeviceGetCount"),
+    "before the look of a call that waits": (NVMLSession, "_fast_look", False, "nvmlDeviceGetCount"),
+    "after the look of a call that the marshaller waits for": (Worker, "_check_alive", True, "nvmlUnitGetCount"),
+    "before a worker is looked for": (Keeper, "current", False, "nvmlDeviceGetHandleByIndex"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_handler_that_forks_in_the_middle_of_a_call(place: str) -> None:
+    """Both processes come back from it. The child has no worker, and what it had of its parent's is gone: its call
+    raises, or has a new one. It had been a SIGSEGV."""
+    owner, name, after, function = PLACES[place]
+
+    def parent() -> None:
+        with pytest.MonkeyPatch.context() as patch, nvml_isolated(simulate="t4,latency_us=60000") as nvml:
+            arguments = (0,) if function == "nvmlDeviceGetHandleByIndex" else ()
+            call = getattr(nvml, function)
+            for _ in range(2):
+                right = call(*arguments)
+            children: list[int] = []
+            signal.signal(signal.SIGUSR1, lambda number, frame: children.append(os.fork()))
+            once_before(patch, owner, name, lambda: signal.raise_signal(signal.SIGUSR1), after)
+            try:
+                found = call(*arguments)
+                assert children == [0] or type(found) is type(right)
+            except SandboxError:
+                assert children == [0], "in the parent"
+            if children == [0]:
+                os._exit(0)
+            assert len(children) == 1
+            assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+
+    assert os.waitstatus_to_exitcode(os.waitpid(forked(parent), 0)[1]) == 0
+
+
+class Chained(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_uint), ("values", ctypes.POINTER(ctypes.c_ulonglong)))
+
+
+def test_what_a_pointer_led_to_lives_as_long_as_the_call() -> None:
+    """A reply is written where the request was read, also if a handler or another thread has the structure point
+    elsewhere meanwhile, and nobody else has what it pointed to."""
+    values = (ctypes.c_ulonglong * 4)()
+    gone = weakref.ref(values)
+    chained = Chained(4, ctypes.cast(values, ctypes.POINTER(ctypes.c_ulonglong)))
+    call = marshal.Call("nvmlAnything", (ctypes.byref(chained),))
+    chained.values = ctypes.cast((ctypes.c_ulonglong * 4)(), ctypes.POINTER(ctypes.c_ulonglong))
+    del values
+    gc.collect()
+    assert gone() is not None
+    del call
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_function_after_the_garbage_collector() -> None:
+    """A finalizer may still have one whose parts have been taken away; it had been a SIGSEGV."""
+
+    class Slow:
+        restype = 3
+
+    link = _fast.Link(print, print, print, print, None)  # type: ignore[arg-type]
+    function = _fast.Function("nvmlAnything", Slow(), link)
+    clear(function)
+    for attempt in (
+        lambda: function(),
+        lambda: function(1, 2, 3, 4, 5, 6, 7, 8),
+        lambda: function(a=1),
+        lambda: type(function).__call__(function, 1, 2, 3, 4, 5, 6, 7, 8),
+        lambda: function.restype,
+        lambda: setattr(function, "restype", 3),
+        lambda: repr(function),
+    ):
+        with pytest.raises(RuntimeError, match="is no more"):
+            attempt()  # type: ignore[no-untyped-call]
+
+
+def clear(thing: object) -> None:
+    """What the garbage collector does to each part of a cycle."""
+    get_slot = ctypes.pythonapi.PyType_GetSlot
+    get_slot.argtypes, get_slot.restype = (ctypes.py_object, ctypes.c_int), ctypes.c_void_p
+    address = get_slot(type(thing), 51)  # Py_tp_clear
+    assert ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object)(address)(thing) == 0
+
+
+@short
+def test_a_calibration_that_fails_takes_nothing_away() -> None:
+    """Plans that have been learnt go on reading where ctypes objects have their memory."""
+    with nvml_isolated(simulate="t4x2") as nvml:
+        nvml.nvmlDeviceGetCount()
+        value = ctypes.c_uint(1)
+        try:
+            assert not _fast.calibrate([(value, 0xDEAD, type(value).__basicsize__)], [])
+            assert nvml.nvmlDeviceGetCount() == 2
+        finally:
+            assert plans.calibrate()
+        assert nvml.nvmlDeviceGetCount() == pynvml.nvmlDeviceGetCount() == 2
