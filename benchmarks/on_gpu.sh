@@ -6,27 +6,46 @@
 #     benchmarks/on_gpu.sh FOLDER RESULTS               there: installs them, compares every getter, runs tests, suite
 #     benchmarks/on_gpu.sh --simulate FOLDER RESULTS    the same with simulated GPUs
 #
-# FOLDER fits the processor that prepared it, and Python from 3.10 where wheels for other releases could be had, else
-# the same release. The whole takes at most 8 minutes: each step has a limit, and
-# one that fails does not stop the others. RESULTS gets summary.txt, log.txt and bench/ (charts are drawn afterwards:
+# FOLDER fits the processor that prepared it, and the releases of Python that --prepare names at its end. The whole
+# takes at most 8 minutes: each step has a limit, and one that fails does not stop the others. RESULTS gets summary.txt, log.txt and bench/ (charts are drawn afterwards:
 # benchmarks/bench.py --redraw RESULTS/bench.json --out ...).
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
 
+releases=(3.10 3.11 3.12 3.13 3.14)
+wanted='pytest pytest-timeout hypothesis'
+
+# shellcheck disable=SC2086 # words
 prepare () { # FOLDER
     set -e
     mkdir -p "$1"
     # No matplotlib: it is large, and draws as well from the results.
-    "$python" -m pip wheel --quiet --wheel-dir "$1" "$root" 'pyperf>=2.6' 'rpyc>=6' pytest pytest-timeout hypothesis pip
+    "$python" -m pip wheel --quiet --wheel-dir "$1" "$root" 'pyperf>=2.6' 'rpyc>=6' $wanted pip
     # The extension is built for the stable ABI of 3.10, but the backend names the wheel after the Python it ran on.
-    "$python" -m wheel tags --remove --python-tag cp310 "$1"/nvsandbox-*.whl >/dev/null 2>&1 || true
-    local release
-    for release in 3.10 3.11 3.12 3.13 3.14; do
-        "$python" -m pip download --quiet --dest "$1" --only-binary :all: --no-deps --python-version "$release" \
-            cffi hypothesis || true
+    local tools release wheel names=()
+    tools=$(mktemp -d)
+    "$python" -m pip install --quiet --target "$tools" wheel
+    PYTHONPATH=$tools "$python" -m wheel tags --remove --python-tag cp310 "$1"/nvsandbox-*.whl >/dev/null
+    rm -rf "$tools"
+    # What there is for this release alone is needed for the others too.
+    for wheel in "$1"/*-cp3*-cp3*-*.whl; do
+        wheel=${wheel##*/}
+        names+=("${wheel%%-*}")
     done
     "$python" -m pip download --quiet --dest "$1" --only-binary :all: --python-version 3.10 exceptiongroup tomli || true
+    for release in "${releases[@]}"; do
+        for wheel in "${names[@]}"; do
+            "$python" -m pip download --quiet --dest "$1" --only-binary :all: --no-deps --python-version "$release" \
+                "$wheel" 2>/dev/null || true
+        done
+        if "$python" -m pip install --quiet --dry-run --ignore-installed --target "$1" --no-index --find-links "$1" \
+            --only-binary :all: --python-version "$release" nvsandbox $wanted 2>/dev/null; then
+            echo "good for Python $release"
+        else
+            echo "not for Python $release: wheels are missing"
+        fi
+    done
     PYTHONPATH=$root/benchmarks "$python" - "$1/built" <<'END'
 import pathlib, sys
 import bench
@@ -70,7 +89,7 @@ nodes () { # the nodes of the driver, and links to them
 
 environment=$(mktemp -d)
 trap 'rm -rf "$environment"' EXIT
-# shellcheck disable=SC2317 # called by name
+# shellcheck disable=SC2086,SC2317 # words; called by name
 install_all () {
     "$python" -m venv --without-pip "$environment" || return
     local pip wheels=() name
@@ -80,11 +99,11 @@ install_all () {
         [[ -n $(compgen -G "$folder/$name-*.whl") ]] && wheels+=("$name")
     done
     "$environment/bin/python" "$pip/pip" install --quiet --no-index --find-links "$folder" \
-        nvsandbox pytest pytest-timeout hypothesis "${wheels[@]}" &&
+        nvsandbox $wanted "${wheels[@]}" &&
         (cd / && "$environment/bin/python" -c 'import nvsandbox; print("nvsandbox", nvsandbox.__version__)')
 }
 export -f install_all
-export environment folder python
+export environment folder python wanted
 
 start=$SECONDS
 step 60 install bash -c install_all || exit 1
