@@ -77,8 +77,10 @@ class Report:
             if len(self.failed) < 20:
                 self.failed.append(why)
 
-    def spread(self, name: str, seconds: Iterable[float], limit: float | None = None) -> None:
-        """Notes how `seconds` are spread; the longest must not exceed `limit`."""
+    def spread(
+        self, name: str, seconds: Iterable[float], limit: float | None = None, usual: float | None = None
+    ) -> None:
+        """Notes how `seconds` are spread; the longest must not exceed `limit`, nor the median `usual`."""
         ordered = sorted(seconds)
         if not ordered:
             return
@@ -87,6 +89,9 @@ class Report:
         self.figures[name] = f"{', '.join(parts)}, longest {ordered[-1] * 1e3:.1f} ms (of {len(ordered)})"
         if limit is not None and ordered[-1] > limit * self.patience:
             self.fail(f"{name}: {ordered[-1] * 1e3:.1f} ms, allowed are {limit * self.patience * 1e3:.0f}")
+        median = ordered[(len(ordered) - 1) // 2]
+        if usual is not None and median > usual * self.patience:
+            self.fail(f"{name}: median {median * 1e3:.1f} ms, allowed are {usual * self.patience * 1e3:.0f}")
 
     def progress(self, text: str) -> None:
         print(f"soak:   {text}", file=sys.stderr, flush=True)
@@ -408,7 +413,8 @@ def part_faults(report: Report, scale: float, draw: random.Random) -> None:
     for key in ("deaths", "restarts", "timeouts", "abandoned"):
         report.counts[f"workers: {key}"] = sum(each[key] for each in stats)
     report.counts["workers at the same time, at most"] = workers.value
-    report.spread("CallTimeout after the deadline", [late for each in callers for late in each.late], NOTICE + SLACK)
+    late = [late for each in callers for late in each.late]
+    report.spread("CallTimeout after the deadline", late, NOTICE + SLACK, NOTICE)
     report.spread("all other calls", [took for each in callers for took in each.took], LONGEST)
 
 
@@ -448,8 +454,9 @@ def part_notice(report: Report, scale: float, draw: random.Random) -> None:
             handle = nvml.nvmlDeviceGetHandleByIndex(0)
             for _ in range(rounds):
                 _blocked_callers(nvml, handle, what, limit, draw, times, others, report)
-        report.spread(f"from the {what} to the exception in the caller", times, NOTICE + SLACK)
-        report.spread(f"from the {what} to WorkerDied in the others that were in this worker", others, NOTICE + SLACK)
+        limits = (NOTICE + SLACK, NOTICE)
+        report.spread(f"from the {what} to the exception in the caller", times, *limits)
+        report.spread(f"from the {what} to WorkerDied in the others that were in this worker", others, *limits)
     compare(before, settled(), report)
 
 

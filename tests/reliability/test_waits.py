@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from host import Host, require
+from waiting import prompt
 
 from nvsandbox import nvml_isolated
 
@@ -120,3 +124,52 @@ def test_others_run_while_one_looks() -> None:
             sys.setswitchinterval(interval)
             thread.join()
     assert after - before >= 20
+
+
+def running_ns(pid: int) -> int:
+    """How long the threads of a process have run."""
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found += int((task / "schedstat").read_text().split()[0])
+    return found
+
+
+IDLE = """
+import json, sys, threading, time
+from nvsandbox import nvml_isolated
+with nvml_isolated(simulate="t4", transport=sys.argv[1]) as nvml:
+    device = nvml.nvmlDeviceGetHandleByIndex(0)
+    begun, end = threading.Barrier(5), threading.Event()
+    def use():
+        for _ in range(100):
+            nvml.nvmlDeviceGetTemperature(device, 0)
+        begun.wait()
+        end.wait()
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    print(json.dumps(nvml.session.pid), flush=True)
+    sys.stdin.read()
+    end.set()
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "pipe"])
+def test_an_idle_session_takes_no_time(transport: str) -> None:
+    """Of a CPU, of which a hundredth of a second is a tick. Neither side does, whoever called before."""
+    with subprocess.Popen(
+        [sys.executable, "-c", IDLE, transport], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/"
+    ) as caller:
+        assert caller.stdout is not None
+        pids = [caller.pid, int(caller.stdout.readline())]
+
+        def seconds() -> float:
+            before = [running_ns(pid) for pid in pids]
+            time.sleep(0.7)
+            return max(running_ns(pid) - begun for pid, begun in zip(pids, before, strict=True)) / 1e9
+
+        prompt(seconds, 0.0007)
+        caller.communicate(b"")
+    assert caller.returncode == 0

@@ -101,6 +101,32 @@ def test_hooks():
         assert nvml.session.pid != first
 
 
+def test_what_is_logged(caplog):
+    with caplog.at_level("DEBUG", logger="nvsandbox"):
+        with nvsandbox.nvml_isolated(simulate="t4,hang=nvmlDeviceGetTemperature", timeout=5) as nvml:
+            device = nvml.nvmlDeviceGetHandleByIndex(0)
+            assert [record for record in caplog.records if record.levelname != "INFO"] == []
+            killed = nvml.session.pid
+            end_worker(nvml)
+            nvml.nvmlDeviceGetCount()
+            hung = nvml.session.pid
+            with pytest.raises(nvsandbox.CallTimeout), nvml.session.deadline(0.1):
+                nvml.nvmlDeviceGetTemperature(device, 0)
+            nvml.nvmlDeviceGetCount()
+            last = nvml.session.pid
+            os.kill(hung, signal.SIGKILL)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.levelname != "INFO"]
+    assert len({killed, hung, last}) == 3
+    assert {level for level, _ in told} == {"WARNING"}
+    texts = [text for _, text in told]
+    assert "SIGKILL" in texts[0]
+    assert f"a new NVML worker, {hung}," in texts[1]
+    assert texts[2] == f"ending the NVML worker {hung}: nvmlDeviceGetTemperature did not return in time"
+    assert "nvmlDeviceGetTemperature did not return in time" in texts[3]
+    assert f"a new NVML worker, {last}," in texts[4]
+    assert len(texts) == 5
+
+
 def test_a_hang_is_told_of_once_with_many_callers():
     deaths = []
     with nvsandbox.nvml_isolated(simulate="t4,hang=nvmlDeviceGetTemperature", timeout=1) as nvml:

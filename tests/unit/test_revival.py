@@ -6,10 +6,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
+import subprocess
 
 import pynvml
 import pytest
+from host import require
 
 import nvsandbox
 
@@ -70,6 +73,58 @@ def test_what_had_state_is_stale():
         assert caught.value.call == "nvmlDeviceRegisterEvents"
         with pytest.raises(nvsandbox.StaleHandle):
             nvml.nvmlGpmSampleGet(device, sample)
+
+
+def test_instances_are_stale():
+    with nvsandbox.nvml_isolated(simulate="h100,mig=1g.10gb*2") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        number = nvml.nvmlDeviceGetGpuInstanceId(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0))
+        instance = nvml.nvmlDeviceGetGpuInstanceById(device, number)
+        compute = nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
+        assert nvml.nvmlGpuInstanceGetInfo(instance).id == number
+        assert nvml.nvmlComputeInstanceGetInfo(compute).id == 0
+        kill_worker(nvml)
+        with pytest.raises(nvsandbox.StaleHandle):
+            nvml.nvmlGpuInstanceGetInfo(instance)
+        with pytest.raises(nvsandbox.StaleHandle):
+            nvml.nvmlComputeInstanceGetInfo(compute)
+        again = nvml.nvmlDeviceGetGpuInstanceById(device, number)
+        assert nvml.nvmlGpuInstanceGetInfo(again).id == number
+
+
+UNITS = """
+int nvmlInit_v2 (void) { return 0; }
+int nvmlInitWithFlags (unsigned flags) { (void)flags; return 0; }
+int nvmlShutdown (void) { return 0; }
+int nvmlDeviceGetCount_v2 (unsigned *count) { *count = 0; return 0; }
+static int units[2];
+int nvmlUnitGetHandleByIndex (unsigned index, int **unit) { *unit = &units[index % 2]; return index < 2 ? 0 : 2; }
+int nvmlUnitGetTemperature (int *unit, unsigned kind, unsigned *degrees)
+{
+    *degrees = (unsigned)(unit - units) + 20 + kind;
+    return unit == &units[0] || unit == &units[1] ? 0 : 2;
+}
+"""
+
+
+def test_unit_handles_go_on_working(readable_folder):
+    """No GPU of today is in a unit, and so no simulated one."""
+    compiler = shutil.which("cc") or ""
+    require(compiler, "needs a C compiler")
+    library = readable_folder / "units" / "libnvidia-ml.so.1"
+    library.parent.mkdir(exist_ok=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=UNITS, text=True, check=True)
+    with (
+        nvsandbox.nvml_isolated(library=library, transport="shm") as nvml,
+        nvsandbox.nvml_isolated(library=library, transport="pipe") as other,
+    ):
+        units = [nvml.nvmlUnitGetHandleByIndex(index) for index in range(2)]
+        for _ in range(2):
+            for _ in range(3):
+                assert [nvml.nvmlUnitGetTemperature(unit, 1) for unit in units] == [21, 22]
+            kill_worker(nvml)
+        with pytest.raises(nvsandbox.StaleHandle):
+            other.nvmlUnitGetTemperature(units[0], 1)
 
 
 def test_handles_of_another_sandbox_are_stale():
