@@ -265,14 +265,32 @@ def _intern(text: bytes) -> int:
     return ctypes.addressof(buffer)
 
 
+def _read(owner: Any, place: int, size: int) -> bytes:
+    """From a ctypes object's memory, wherever that is: by one call in C, for ctypes.resize() in another thread may
+    move it between any two."""
+    found: bytes = struct.unpack_from(f"{size}s", owner, place)[0]
+    return found
+
+
+def _write(owner: Any, place: int, data: bytes | bytearray | memoryview) -> None:
+    """To a ctypes object's memory, as far as there is still room: it may have been made smaller since it was read."""
+    try:
+        struct.pack_into(f"{len(data)}s", owner, place, data)
+    except struct.error:
+        data = data[: max(0, ctypes.sizeof(owner) - place)]
+        struct.pack_into(f"{len(data)}s", owner, place, data)
+
+
 # ---- a call ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Segment:
     offset: int  # in the data
-    address: int  # in this process, 0 where nothing is to be copied back
+    address: int  # in this process
     size: int
+    owner: Any  # the ctypes object that this is memory of; None where none is known
+    place: int  # in the owner
     handles: list[tuple[Run, int]] = field(default_factory=list)
     # places whose content must not be copied back as it is: (offset in the segment, what the caller had there, what
     # was sent)
@@ -283,7 +301,7 @@ class _Segment:
 class Call:
     """One call: its frame, and where the parts of the reply go."""
 
-    __slots__ = ("_args", "_data", "_kept", "_owners", "_relocs", "_roots", "_segments", "flags", "name")
+    __slots__ = ("_args", "_data", "_owners", "_relocs", "_roots", "_segments", "flags", "name")
 
     def __init__(self, name: str, arguments: tuple[Any, ...], flags: int = 0) -> None:
         self.name = name
@@ -292,8 +310,7 @@ class Call:
         self._relocs: list[tuple[int, int, int, int, int, int]] = []
         self._segments: list[_Segment] = []
         self._data = bytearray()
-        self._kept: list[Any] = []  # the reply goes to where the request came from: that stays, whoever lets go of it
-        self._owners: list[tuple[int, int]] | None = None
+        self._owners: list[tuple[int, int, Any]] | None = None
         self._roots = arguments
         if len(arguments) > ARGS_MAX:
             raise TypeError(f"{name}: {len(arguments)} arguments; no NVML function takes more than {ARGS_MAX}")
@@ -316,7 +333,7 @@ class Call:
                 return _HANDLE, handle_kind(kind), value
             return self._pointed(value, kind._type_, 1)
         if isinstance(argument, ctypes.Array):
-            return self._memory(ctypes.addressof(argument), kind, ctypes.sizeof(argument))
+            return self._memory(ctypes.addressof(argument), kind, ctypes.sizeof(argument), argument)
         if isinstance(argument, SimpleType):
             return self._simple(position, argument)
         if isinstance(argument, bytes):
@@ -362,7 +379,9 @@ class Call:
                 raise TypeError(
                     f"{self.name}: argument {position} is a c_void_p to memory of unknown size: pass the object itself"
                 )
-            return (_VALUE, 0, 0) if not value else self._memory(value, ctypes.c_ubyte * owned, owned)
+            return (
+                (_VALUE, 0, 0) if not value else self._memory(value, ctypes.c_ubyte * owned, owned, *self._owner(value))
+            )
         raise TypeError(f"{self.name}: argument {position}: NVML takes no {type(argument).__name__} by value")
 
     def _byref(self, position: int, argument: Any) -> tuple[int, int, int]:
@@ -370,7 +389,7 @@ class Call:
         address = ctypes.addressof(obj)
         value = ctypes.cast(argument, ctypes.c_void_p).value or 0
         if value == address:
-            return self._memory(address, type(obj), ctypes.sizeof(obj))
+            return self._memory(address, type(obj), ctypes.sizeof(obj), obj)
         # byref(obj, offset): what follows the offset, as bytes
         size = address + ctypes.sizeof(obj) - value
         if size <= 0 or value < address or not layout_of(type(obj)).plain:
@@ -378,7 +397,7 @@ class Call:
                 f"{self.name}: argument {position}: byref() with an offset that is outside of the object, or in "
                 f"one with pointers"
             )
-        return self._memory(value, ctypes.c_ubyte * size, size)
+        return self._memory(value, ctypes.c_ubyte * size, size, obj, value - address)
 
     # -- memory
 
@@ -388,20 +407,29 @@ class Call:
         size = ctypes.sizeof(element)
         owned = self._owned(address)
         count = fallback if owned is None else owned // size
-        return self._memory(address, element * count, size * count)
+        return self._memory(address, element * count, size * count, *self._owner(address))
 
     def _owned(self, address: int) -> int | None:
         """How many bytes from `address` on belong to an object that the arguments keep alive; None if to none."""
+        owner, place = self._owner(address)
+        return None if owner is None else ctypes.sizeof(owner) - place
+
+    def _owner(self, address: int) -> tuple[Any, int]:
+        """The object that `address` is in, of those that the arguments keep alive, and where in it; None if it is in
+        none. Of several the one that has most behind it. From here on this call keeps them as well: the reply goes to
+        where the request came from, whoever has let go of that meanwhile."""
         if self._owners is None:
-            self._kept = _reachable(self._roots)
             self._owners = [
-                (start, start + ctypes.sizeof(item)) for item in self._kept for start in (ctypes.addressof(item),)
+                (start, start + ctypes.sizeof(item), item)
+                for item in _reachable(self._roots)
+                for start in (ctypes.addressof(item),)
             ]
-        # An array of no elements is at an address too.
-        return max(
-            (end - address for start, end in self._owners if start <= address < end or start == address == end),
-            default=None,
-        )
+        best: tuple[int, Any, int] = (-1, None, 0)
+        for start, end, item in self._owners:
+            # An array of no elements is at an address too.
+            if (start <= address < end or start == address == end) and end - address > best[0]:
+                best = (end - address, item, address - start)
+        return best[1:]
 
     def _bytes(self, content: bytes) -> tuple[int, int, int]:
         """Input only: the memory of bytes and str objects is not NVML's to write to."""
@@ -417,15 +445,17 @@ class Call:
             raise ValueError(f"{self.name}: more than {FRAME_MAX >> 20} MiB of arguments")
         return offset
 
-    def _memory(self, address: int, ctype: Any, size: int) -> tuple[int, int, int]:
-        return _DATA, 0, self._segment(address, ctype, size)
+    def _memory(self, address: int, ctype: Any, size: int, owner: Any = None, place: int = 0) -> tuple[int, int, int]:
+        return _DATA, 0, self._segment(address, ctype, size, owner, place)
 
-    def _segment(self, address: int, ctype: Any, size: int) -> int:
-        """The offset in the data of `size` bytes at `address`, which are a `ctype`."""
+    def _segment(self, address: int, ctype: Any, size: int, owner: Any, place: int) -> int:
+        """The offset in the data of `size` bytes at `address`, which are a `ctype`; they are at `place` in the object
+        `owner`, if that is not None."""
         for known in self._segments:
             if known.address == address and known.size >= size and known.size:
                 return known.offset  # passed twice: one memory there too
-        segment = _Segment(self._append(ctypes.string_at(address, size)), address, size)
+        content = ctypes.string_at(address, size) if owner is None else _read(owner, place, size)
+        segment = _Segment(self._append(content), address, size, owner, place)
         self._segments.append(segment)
         layout = layout_of(ctype) if not issubclass(ctype, ctypes.Array) else array_layout(ctype._type_, ctype._length_)
         if layout.plain:
@@ -516,26 +546,26 @@ class Call:
         if len(data) != len(self._data):
             raise BrokenReply(f"{self.name}: {len(data)} bytes of data for {len(self._data)}")
         for segment in self._segments:
-            if segment.pointers or segment.strings:
-                piece = bytearray(data[segment.offset : segment.offset + segment.size])
-                for place, value, _ in segment.pointers:
-                    _U64.pack_into(piece, place, value)
-                for place, value, sent in segment.strings:
-                    got = _U64.unpack_from(piece, place)[0]
-                    if got == sent:
-                        here = value
-                    elif got & _STRING_OUT:
-                        here = _intern(reply.string(got & ~_STRING_OUT))
-                    elif got == 0:
-                        here = 0
-                    else:
-                        raise BrokenReply(f"{self.name}: a string at {got:#x}")
-                    _U64.pack_into(piece, place, here)
+            if not segment.size:
+                continue
+            piece = bytearray(data[segment.offset : segment.offset + segment.size])
+            for place, value, _ in segment.pointers:
+                _U64.pack_into(piece, place, value)
+            for place, value, sent in segment.strings:
+                got = _U64.unpack_from(piece, place)[0]
+                if got == sent:
+                    here = value
+                elif got & _STRING_OUT:
+                    here = _intern(reply.string(got & ~_STRING_OUT))
+                elif got == 0:
+                    here = 0
+                else:
+                    raise BrokenReply(f"{self.name}: a string at {got:#x}")
+                _U64.pack_into(piece, place, here)
+            if segment.owner is None:
                 ctypes.memmove(segment.address, bytes(piece), segment.size)
-            elif segment.size:
-                ctypes.memmove(
-                    segment.address, bytes(data[segment.offset : segment.offset + segment.size]), segment.size
-                )
+            else:
+                _write(segment.owner, segment.place, piece)
 
 
 class BrokenReply(Exception):

@@ -166,6 +166,22 @@ def test_what_a_pointer_led_to_lives_as_long_as_the_call() -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize(("before", "during"), [(96, 1 << 20), (4096, 96)], ids=["larger", "smaller"])
+@pytest.mark.parametrize("way", ["the array", "a reference", "a pointer"])
+def test_an_array_that_moves_during_a_call(before: int, during: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctypes.resize() in a handler or another thread: the reply was written to where the array had been."""
+    with nvml_isolated(simulate="t4") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        buffer = ctypes.create_string_buffer(96)
+        ctypes.resize(buffer, before)
+        argument = {"the array": buffer, "a reference": ctypes.byref(buffer), "a pointer": ctypes.pointer(buffer)}[way]
+        name = nvml._nvmlGetFunctionPointer("nvmlDeviceGetName")  # by an exchange of its own
+        once_before(monkeypatch, Lane, "exchange", lambda: ctypes.resize(buffer, during), after=True)
+        assert name(device, argument, ctypes.c_uint(96)) == 0
+        assert ctypes.sizeof(buffer) == during
+        assert ctypes.string_at(ctypes.addressof(buffer)) == b"Tesla T4"
+
+
 def test_a_function_after_the_garbage_collector() -> None:
     """A finalizer may still have one whose parts have been taken away; it had been a SIGSEGV."""
 
