@@ -243,9 +243,9 @@ class Pipe:
 class Channels(threading.local):
     """Each thread's own channels. They are closed when the thread ends, for its locals end with it."""
 
-    def __init__(self) -> None:
-        self.lane: Holder | None = None
-        self.pipe: Holder | None = None
+    # Not set by __init__, which runs in each thread: a finalizer that comes there finds a half-made object.
+    lane: Holder | None = None
+    pipe: Holder | None = None
 
 
 class Holder:

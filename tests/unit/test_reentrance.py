@@ -8,6 +8,7 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -75,6 +76,43 @@ def test_a_handlers_call_between_a_reply_and_its_use(
         monkeypatch.setattr(marshal, "parse_reply", interrupted)
         assert token(nvml.nvmlDeviceGetHandleByIndex(0)) == first
         assert inner == [second]
+
+
+@pytest.mark.parametrize("earlier", [0, 1], ids=["a thread's first call", "a later one"])
+@pytest.mark.parametrize("transport", ["shm", "pipe"])
+def test_another_call_at_every_step_of_one(transport: str, earlier: int) -> None:
+    """As of a finalizer or a signal handler: at the beginning and the end of each function that a call goes through."""
+    with nvml_isolated(simulate="t4x2", transport=transport) as nvml:
+        right = [token(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(2)]
+        steps = 0
+        while True:
+            found: list[int | None] = []
+            left = steps
+
+            def step(frame: object, event: str, argument: object) -> None:
+                nonlocal left
+                left -= 1
+                if left == -1:
+                    found.append(token(nvml.nvmlDeviceGetHandleByIndex(1)))  # noqa: B023 - done within this turn
+
+            def thread() -> None:
+                for _ in range(earlier):
+                    nvml.nvmlDeviceGetHandleByIndex(0)
+                sys.setprofile(step)
+                try:
+                    outer = nvml.nvmlDeviceGetHandleByIndex(0)
+                finally:
+                    sys.setprofile(None)
+                found.append(token(outer))  # noqa: B023
+
+            caller = threading.Thread(target=thread)
+            caller.start()
+            caller.join()
+            if len(found) == 1:
+                break
+            assert found == [right[1], right[0]], f"at step {steps}"
+            steps += 1
+        assert steps > 50
 
 
 @short
