@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 SLICE_NS = 20_000_000
 """How long a wait goes before it looks whether the worker still lives."""
 
+LONG_NS = 100_000_000
+"""The same for one that takes longer than that: meanwhile C looks (csrc/core/wait.c), which costs less and holds up
+nobody. A signal ends the wait, but for one that the kernel gives to another thread, since this one blocks it."""
+
 
 class Lane:
     """A thread's shared memory channel.
@@ -41,6 +45,7 @@ class Lane:
         self._pid = os.getpid()
         self._link = worker.link
         self._worker = weakref.ref(worker)
+        self._end = worker.end
         # All memory first: what fails from here on is undone.
         self._capacity: int = lib.NVS_LANE_FRAME
         # Pages of its own, of which only those that replies have reached cost memory. A bytearray's may come from the
@@ -65,22 +70,28 @@ class Lane:
             raise
         lib.nvs_lane_sent(lane)
 
-    def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview | None:
+    def exchange(self, frame: bytearray, wait: Callable[[], None], until: float | None = None) -> memoryview | None:
         """The reply to `frame`, or None where one of the two is too large for a lane. `wait` is called between waits
-        and may raise."""
+        and may raise, which it is also asked for soon after `until`, by time.monotonic()."""
         if len(frame) > self._capacity:
             return None
         status = lib.nvs_lane_call(
-            self._lane, ffi.from_buffer(frame), len(frame), SLICE_NS, self._reply_c, self._capacity, self._length
+            self._lane,
+            ffi.from_buffer(frame),
+            len(frame),
+            _slice(SLICE_NS, until),
+            self._reply_c,
+            self._capacity,
+            self._length,
         )
         while status == lib.NVS_WAIT_PENDING:
-            slice_ns = SLICE_NS
             gone: SandboxError | None = None
             try:
                 wait()
+                wait_ns = _slice(LONG_NS, until)
             except (WorkerDied, SandboxClosed) as error:
-                slice_ns, gone = 0, error  # it may have answered and then ended since the last look
-            status = lib.nvs_lane_wait(self._lane, slice_ns, self._reply_c, self._capacity, self._length)
+                wait_ns, gone = 0, error  # it may have answered and then ended since the last look
+            status = lib.nvs_lane_wait_on(self._lane, self._end, wait_ns, self._reply_c, self._capacity, self._length)
             if gone is not None and status == lib.NVS_WAIT_PENDING:
                 raise gone
         if status != lib.NVS_WAIT_DONE:
@@ -152,6 +163,13 @@ class Lane:
             lib.nvs_lane_free(lane, os.getpid() != self._pid)
 
 
+def _slice(longest_ns: int, until: float | None) -> int:
+    """How long to wait at once, where that is over at `until`: a bit longer than that, so that it is over then."""
+    if until is None:
+        return longest_ns
+    return min(longest_ns, max(0, int((until - time.monotonic()) * 1e9)) + 100_000)
+
+
 class Pipe:
     """A thread's socket channel: any size, and some tens of microseconds slower."""
 
@@ -184,7 +202,7 @@ class Pipe:
         """Ends what :meth:`enter` began."""
         self._busy.release()
 
-    def exchange(self, frame: bytearray, wait: Callable[[], None]) -> memoryview:
+    def exchange(self, frame: bytearray, wait: Callable[[], None], until: float | None = None) -> memoryview:
         self._next_look = time.monotonic() + SLICE_NS / 1e9
         # One sendall() would lose count of what was sent when it times out, so piece by piece.
         out = memoryview(len(frame).to_bytes(4, sys.byteorder) + frame)

@@ -101,6 +101,11 @@ class Process:
                 self._close()
         return True
 
+    @property
+    def pidfd(self) -> int:
+        """-1 where there is none."""
+        return -1 if self._pidfd is None else self._pidfd
+
     def _identity(self) -> tuple[int, int]:
         """For waitid()."""
         pidfd = self._pidfd

@@ -98,7 +98,8 @@ class Worker:
         self.recycled = False
         self.abandoned = False
         """Whether even SIGKILL has not ended it."""
-        self._stopping = False
+        self.end = ffi.new("struct nvs_end *", [-1, 0])
+        """What those who wait for answers look out for."""
         self._condemned = False  # nobody waits for its answers
         self._ender = threading.Lock()  # whoever gets this ends it
         self._drain_until = 0.0  # until then calls that are under way may go on, although it is stopping
@@ -120,6 +121,7 @@ class Worker:
             try:
                 with theirs:
                     self.process.spawn(description, theirs.fileno())
+                self.end.pidfd = self.process.pidfd
             except BaseException:
                 ours.close()
                 if self.pid:
@@ -187,12 +189,17 @@ class Worker:
         self._open.discard(channel)
 
     def _on_channel(
-        self, kind: str, held: tuple[Lane | Pipe, bool], frame: bytearray, wait: Callable[[], None]
+        self,
+        kind: str,
+        held: tuple[Lane | Pipe, bool],
+        frame: bytearray,
+        wait: Callable[[], None],
+        until: float | None,
     ) -> memoryview | None:
         channel, once = held
         kept = False
         try:
-            reply = channel.exchange(frame, wait)
+            reply = channel.exchange(frame, wait, until)
             kept = not once and not self._stopping
             if kept and self.link is not None and isinstance(channel, Lane):
                 # While nobody else can close it: from here on this thread's calls can go the short way.
@@ -239,6 +246,7 @@ class Worker:
         that the late answer never meets another question.
         """
         start = time.monotonic()
+        until = None if limit is None else start + limit
         sent = False
 
         def wait() -> None:
@@ -255,13 +263,13 @@ class Worker:
             held = self._lane_if_possible(wait)
             if held is not None:
                 sent = len(frame) <= lib.NVS_LANE_FRAME
-                reply = self._on_channel("lane", held, frame, wait)
+                reply = self._on_channel("lane", held, frame, wait, until)
                 if reply is not None and reply[:4] == _TOO_LARGE:
                     reply = None
             if reply is None:
                 held = self._channel("pipe", wait)
                 sent = True
-                reply = self._on_channel("pipe", held, frame, wait)
+                reply = self._on_channel("pipe", held, frame, wait, until)
                 if reply is None:
                     raise marshal.BrokenReply("no reply")
             parsed = marshal.parse_reply(reply)
@@ -321,6 +329,11 @@ class Worker:
     # ---- life and death
 
     @property
+    def _stopping(self) -> bool:
+        """Whether there are to be no more calls: it is ending, or about to."""
+        return bool(self.end.stopping)
+
+    @property
     def alive(self) -> bool:
         """Whether calls can be made."""
         return not self._stopping and not self.process.ended()
@@ -357,7 +370,7 @@ class Worker:
         self.process.why = why
         _log.warning("ending the NVML worker %d: %s", self.pid, why)
         aside.start(ending.end, [self], new=True)
-        self._stopping = True  # not only when that thread comes to it
+        self.end.stopping = 1  # not only when that thread comes to it
         self._unlink()
 
     def begin_end(self, grace: bool) -> bool:
@@ -367,7 +380,7 @@ class Worker:
             return False
         if grace and not self._condemned:
             self._drain_until = time.monotonic() + ending.DRAIN_LIMIT
-        self._stopping = True
+        self.end.stopping = 1
         self._unlink()
         return True
 
@@ -379,7 +392,7 @@ class Worker:
         self._drain_until = math.inf
         self.recycled = True
         self.process.why = "it was recycled"
-        self._stopping = True
+        self.end.stopping = 1
         self._unlink()
         while (self._inside or self._lanes_in_use()) and not self._ender.locked() and not self.process.ended():
             time.sleep(0.02)
@@ -428,7 +441,7 @@ class Worker:
 
     def abandon(self) -> None:
         """In a forked child: closes what it inherited. The worker is the parent's, and is left alone."""
-        self._stopping = True
+        self.end.stopping = 1
         self._unlink()
         self.process.why = "it belongs to the process that this one was forked from"
         self.control.socket.close()

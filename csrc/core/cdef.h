@@ -192,6 +192,12 @@ struct nvs_caller_lane *nvs_lane_new (int looks, int32_t *fd, struct nvs_error *
 void nvs_lane_sent (struct nvs_caller_lane *lane);
 int nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length);
 int nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length);
+struct nvs_end {
+    int32_t pidfd;
+    int32_t stopping;
+};
+int nvs_lane_wait_on (struct nvs_caller_lane *lane, const struct nvs_end *end, int64_t wait_ns, void *reply,
+                      size_t capacity, uint32_t *length);
 int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, int64_t wait_ns, void *reply,
                    size_t capacity, uint32_t *reply_length);
 int nvs_lane_enter (struct nvs_caller_lane *lane);

@@ -42,6 +42,17 @@ int nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t len
 /* Waits for the reply of what was submitted, at most `wait_ns` and no longer than until a signal arrives. */
 int nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length);
 
+/* The end of a worker, as those who wait for it look out for. */
+struct nvs_end {
+    int32_t pidfd;    /* -1: nobody knows here, so that each wait is short */
+    int32_t stopping; /* not 0: it is being ended */
+};
+
+/* The same for a reply that takes its time: without a look at first, and with one now and then whether the worker has come
+ * to its end, or near it, when the wait is over as well. */
+int nvs_lane_wait_on (struct nvs_caller_lane *lane, const struct nvs_end *end, int64_t wait_ns, void *reply,
+                      size_t capacity, uint32_t *length);
+
 /* A lane is used by one call at a time: nvs_lane_enter gives 1 to whoever may use it, until nvs_lane_leave; 0 if it is in
  * use, by its thread's own call that a signal handler has interrupted, or by the end of its worker. */
 int nvs_lane_enter (struct nvs_caller_lane *lane);

@@ -14,6 +14,7 @@
 #include "lane.h"
 
 #include <linux/futex.h>
+#include <poll.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -36,6 +37,8 @@
 #define WAKE_NS     30000
 #define LATE_MAX_NS 300000
 #define HOLD_MAX    64
+/* From one look whether the worker lives to the next. */
+#define ALIVE_NS 20000000
 
 static void
 futex_wait (_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout)
@@ -214,14 +217,12 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
     return 1;
 }
 
-int
-nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length)
+/* Copies a reply that has been seen to be there. */
+static int
+take (struct nvs_caller_lane *lane, void *reply, size_t capacity, uint32_t *length)
 {
-    int64_t start = nvs_now_ns ();
     uint32_t size;
 
-    if (!nvs_lane_spin (lane, least (wait_ns, SPIN_NS)) && !nvs_lane_sleep (lane, wait_ns - (nvs_now_ns () - start)))
-        return NVS_WAIT_PENDING;
     /* Read once; the bytes are copied before anyone looks at them. */
     size = atomic_load_explicit (&lane->shared->reply_length, memory_order_relaxed);
     if (size > NVS_LANE_FRAME || size > capacity)
@@ -229,6 +230,43 @@ nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_
     memcpy (reply, nvs_lane_frame (lane), size);
     *length = size;
     return NVS_WAIT_DONE;
+}
+
+int
+nvs_lane_wait (struct nvs_caller_lane *lane, int64_t wait_ns, void *reply, size_t capacity, uint32_t *length)
+{
+    int64_t start = nvs_now_ns ();
+
+    if (!nvs_lane_spin (lane, least (wait_ns, SPIN_NS)) && !nvs_lane_sleep (lane, wait_ns - (nvs_now_ns () - start)))
+        return NVS_WAIT_PENDING;
+    return take (lane, reply, capacity, length);
+}
+
+static bool
+is_over (const struct nvs_end *end)
+{
+    struct pollfd process = { .fd = end->pidfd, .events = POLLIN };
+
+    return end->pidfd < 0 || __atomic_load_n (&end->stopping, __ATOMIC_RELAXED) != 0 || poll (&process, 1, 0) != 0;
+}
+
+int
+nvs_lane_wait_on (struct nvs_caller_lane *lane, const struct nvs_end *end, int64_t wait_ns, void *reply,
+                  size_t capacity, uint32_t *length)
+{
+    int64_t now = nvs_now_ns ();
+    const int64_t until = now + wait_ns;
+
+    /* Seen once, for a hostile worker may take it back. */
+    while (!nvs_lane_sleep (lane, least (until - now, ALIVE_NS))) {
+        const int64_t wake = least (now + ALIVE_NS, until);
+
+        now = nvs_now_ns ();
+        /* Or a signal has cut it short, or there may be nothing to wait for. */
+        if (now >= until || now < wake || is_over (end))
+            return NVS_WAIT_PENDING;
+    }
+    return take (lane, reply, capacity, length);
 }
 
 void

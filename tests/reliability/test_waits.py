@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from host import Host, require
 from waiting import prompt
@@ -173,3 +174,19 @@ def test_an_idle_session_takes_no_time(transport: str) -> None:
         prompt(seconds, 0.0007)
         caller.communicate(b"")
     assert caller.returncode == 0
+
+
+def test_a_long_wait_hardly_looks() -> None:
+    """Whether its worker lives: by Python ten times a second, which holds up others, and not fifty times."""
+    with nvml_isolated(simulate="h100") as nvml:
+        looks = []
+        worker = nvml.session.keeper.worker
+        assert worker is not None
+        check = worker._check_alive
+        worker._check_alive = lambda name: looks.append(name) or check(name)  # type: ignore[method-assign,func-returns-value]
+        events = nvml.nvmlEventSetCreate()
+        looks.clear()
+        with pytest.raises(pynvml.NVMLError_Timeout):
+            nvml.nvmlEventSetWait_v2(events, 1500)
+        assert 5 <= looks.count("nvmlEventSetWait_v2") <= 20
+        nvml.nvmlEventSetFree(events)

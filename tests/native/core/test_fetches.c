@@ -133,15 +133,19 @@ answer (struct nvs_caller_lane *lane, uint32_t number)
 }
 
 static void
-test_the_copy (struct nvs_caller_lane *lane, uint32_t number)
+test_the_copy (struct nvs_caller_lane *lane, uint32_t number, bool long_wait)
 {
+    const struct nvs_end no_end = { -1, 0 };
     static unsigned char reply[4096];
     size_t at = answer (lane, number);
     uint32_t length = 0;
     int status;
 
     begin ();
-    status = nvs_lane_wait (lane, 0, reply, sizeof reply, &length);
+    if (long_wait)
+        status = nvs_lane_wait_on (lane, &no_end, 0, reply, sizeof reply, &length);
+    else
+        status = nvs_lane_wait (lane, 0, reply, sizeof reply, &length);
     SAME (end (at, at + LENGTH), 1); /* at all: it was looked at */
     SAME (fetched (offsetof (struct nvs_lane, reply_length)), 1);
     SAME (status, NVS_WAIT_DONE);
@@ -193,8 +197,9 @@ main (void)
         return 0;
     }
     lane = open_lane ();
-    test_the_copy (lane, 1);
-    test_the_short_way (lane, 2);
+    test_the_copy (lane, 1, false);
+    test_the_copy (lane, 2, true);
+    test_the_short_way (lane, 3);
     test_a_second_look ();
     nvs_lane_free (lane, 0);
     (void)munmap (theirs, NVS_LANE_SIZE);

@@ -250,6 +250,47 @@ test_signal (void)
     (void)munmap (peer.lane, NVS_LANE_SIZE);
 }
 
+/* A long wait ends by the reply, by a signal, and where the worker has come to its end or is to be ended; by none of them as late
+ * as the wait might. A pipe is the worker's pidfd here: readable when the other end is closed. */
+static void
+test_long_wait (void)
+{
+    const int64_t long_ns = 60000 * (int64_t)MS;
+    struct peer peer = { .reply_length = 1, .delay_ms = 150, .count = 1 };
+    struct nvs_caller_lane *lane = open_lane (&peer);
+    struct nvs_end end = { .pidfd = -1 };
+    uint32_t length = 0;
+    struct timespec before;
+    struct timespec after;
+    pthread_t thread;
+    int ends[2];
+
+    (void)clock_gettime (CLOCK_MONOTONIC, &before);
+    SAME (pipe (ends), 0);
+    SAME (pthread_create (&thread, NULL, play, &peer), 0);
+    SAME (nvs_lane_call (lane, "x", 1, MS, reply, sizeof reply, &length), NVS_WAIT_PENDING);
+    SAME (nvs_lane_wait_on (lane, &end, long_ns, reply, sizeof reply, &length), NVS_WAIT_PENDING); /* others look */
+    end.pidfd = ends[0];
+    SAME (nvs_lane_wait_on (lane, &end, MS, reply, sizeof reply, &length), NVS_WAIT_PENDING);
+    SAME (nvs_lane_wait_on (lane, &end, long_ns, reply, sizeof reply, &length), NVS_WAIT_DONE);
+    SAME (reply[0], 'x' + 1);
+    (void)pthread_join (thread, NULL);
+
+    SAME (nvs_lane_submit (lane, "x", 1), 0);
+    (void)alarm (1);
+    SAME (nvs_lane_wait_on (lane, &end, long_ns, reply, sizeof reply, &length), NVS_WAIT_PENDING);
+    end.stopping = 1;
+    SAME (nvs_lane_wait_on (lane, &end, long_ns, reply, sizeof reply, &length), NVS_WAIT_PENDING);
+    end.stopping = 0;
+    (void)close (ends[1]);
+    SAME (nvs_lane_wait_on (lane, &end, long_ns, reply, sizeof reply, &length), NVS_WAIT_PENDING);
+    (void)clock_gettime (CLOCK_MONOTONIC, &after);
+    TRUE (after.tv_sec - before.tv_sec < 20);
+    (void)close (ends[0]);
+    nvs_lane_free (lane, 0);
+    (void)munmap (peer.lane, NVS_LANE_SIZE);
+}
+
 /* In a forked child the memory is not there, and freeing touches nothing of the parent's. */
 static void
 test_forked (void)
@@ -271,6 +312,7 @@ test_forked (void)
     SAME (nvs_lane_answered (lane), 0);
     SAME (nvs_lane_taken (lane), 1);
     SAME (nvs_lane_wait (lane, MS, reply, sizeof reply, &length), NVS_WAIT_PENDING);
+    SAME (nvs_lane_wait_on (lane, &(struct nvs_end){ -1, 0 }, MS, reply, sizeof reply, &length), NVS_WAIT_PENDING);
     SAME (nvs_lane_call (lane, "x", 1, MS, reply, sizeof reply, &length), NVS_WAIT_BROKEN);
     nvs_lane_leave (lane);
     nvs_lane_free (lane, 1);
@@ -287,6 +329,7 @@ main (void)
     test_hostile ();
     test_too_long ();
     test_signal ();
+    test_long_wait ();
     test_forked ();
     return tap_done ();
 }
