@@ -14,6 +14,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from host import has_ended
 from waiting import forked, until, workers_of
 
 from nvsandbox import nvml_isolated
@@ -272,3 +273,21 @@ def test_subprocesses_inherit_nothing() -> None:
         assert nvml.nvmlDeviceGetCount() == other.nvmlDeviceGetCount() == 1
         assert inherited() == before
         assert nvml.nvmlDeviceGetCount() == other.nvmlDeviceGetCount() == 1
+
+
+def test_a_program_that_becomes_another() -> None:
+    """By exec, which closes what the sandbox holds: the worker ends as after any end of its caller."""
+    code = """
+import os
+import nvsandbox
+print(nvsandbox.install(simulate="t4").session.pid, flush=True)
+os.execvp("cat", ["cat"])
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/"
+    ) as program:
+        assert program.stdout is not None
+        worker = int(program.stdout.readline())
+        assert until(lambda: has_ended(worker))
+        assert program.poll() is None
+        assert program.communicate(b"still there")[0] == b"still there"

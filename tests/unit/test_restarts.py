@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -171,6 +172,18 @@ def test_deadline_in_place_of_the_timeout():
             assert not caught.value.sent
         assert nvml.nvmlDeviceGetCount() == 1  # outside: no limit
         assert nvml.session.stats()["deaths"] == 1
+
+
+def test_a_deadline_that_never_comes():
+    with nvsandbox.nvml_isolated(simulate="t4,hang=nvmlDeviceGetTemperature", timeout=0.3) as nvml:
+        with nvml.session.deadline(math.inf):
+            device = nvml.nvmlDeviceGetHandleByIndex(0)
+            pid = nvml.session.pid
+            threading.Timer(1, os.kill, (pid, signal.SIGKILL)).start()
+            start = time.monotonic()
+            with pytest.raises(nvsandbox.WorkerDied):
+                nvml.nvmlDeviceGetTemperature(device, 0)
+            assert time.monotonic() - start > 0.8
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "soon", None, True])
