@@ -22,6 +22,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+from nvsandbox.forks import this_process
+
 _T = TypeVar("_T")
 
 _SLICE = 0.1
@@ -71,7 +73,7 @@ class Task(Generic[_T]):
     def __init__(self, work: Callable[[], _T]) -> None:
         self._work: Callable[[], _T] | None = work
         self._value: _T | None = None
-        self._owner = os.getpid()
+        self._owner = this_process()
         self._waiting: list[Any] = []  # a lock for each: one for all would be lost with a waiter who is interrupted
         self._thread: weakref.ref[_Token] | None = None
         self._begun = _thread.allocate_lock()  # taken by whoever runs it, or sees to it that nobody does
@@ -115,7 +117,7 @@ class Task(Generic[_T]):
         self._waiting.append(mine)
         while not self.done:
             left = _SLICE if end is None else min(_SLICE, end - time.monotonic())
-            if left <= 0 or os.getpid() != self._owner:
+            if left <= 0 or this_process() != self._owner:
                 return False
             mine.acquire(timeout=left)
             # In this order, for a thread that does its work says so before it ends.

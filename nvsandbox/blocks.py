@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 from nvsandbox import _fast, aside
 from nvsandbox import options as options_
 from nvsandbox.bindings import Library, bind, draft
+from nvsandbox.forks import this_process
 from nvsandbox.options import Options
 from nvsandbox.routing import Route
 from nvsandbox.session import NVMLSession, close
@@ -163,9 +164,9 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
             done.release()
 
     def _left(self, outcome: list[BaseException], done: _thread.LockType, thread: Callable[[], object]) -> None:
-        owner = os.getpid()
+        owner = this_process()
         while not done.acquire(timeout=0.1):
-            if os.getpid() != owner:  # a forked child, in which there is no such thread
+            if this_process() != owner:  # a forked child, in which there is no such thread
                 return
             if thread() is None and not outcome and done.locked():
                 self._leave(outcome, done)  # the thread has ended before its first step, for want of memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import socket
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nvsandbox import _fast, marshal
 from nvsandbox._core import ffi, lib
 from nvsandbox.errors import SandboxClosed, SandboxError, WorkerDied
+from nvsandbox.forks import this_process
 from nvsandbox.native import own_error, socketpair, start_error
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Lane:
     _link: _fast.Link | None = None
 
     def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
-        self._pid = os.getpid()
+        self._process = this_process()
         self._link = worker.link
         self._worker = weakref.ref(worker)
         self._end = worker.end
@@ -149,7 +149,7 @@ class Lane:
             self._closed = True
             if self._link is not None:
                 self._link.invalidate()  # first: threads remember where the lane is
-            lib.nvs_lane_close(self._lane, os.getpid() != self._pid)
+            lib.nvs_lane_close(self._lane, this_process() != self._process)
 
     def __del__(self) -> None:
         # Not before: another thread may stand in enter(), with a reference to this. But the garbage collector may come
@@ -160,7 +160,7 @@ class Lane:
                 # Again: in a forked child one may be closed under a call, which then attaches it.
                 self._link.invalidate()
             lane, self._lane = self._lane, None
-            lib.nvs_lane_free(lane, os.getpid() != self._pid)
+            lib.nvs_lane_free(lane, this_process() != self._process)
 
 
 def _slice(longest_ns: int, until: float | None) -> int:
@@ -276,7 +276,7 @@ class Holder:
     def close(self) -> None:
         worker = self._worker()
         # In a forked child the locals of all other threads end at once, and one of them may hold the worker's lock.
-        if worker is not None and worker.owner == os.getpid():
+        if worker is not None and worker.owner == this_process():
             worker.forget(self.channel)
         # Not under a thread that is in it: where another ends the sandbox in the middle of a call, which then has the
         # last reference; and at the interpreter's exit, where the locals of daemon threads end before they do.

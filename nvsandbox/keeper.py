@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ import pynvml
 
 from nvsandbox import _fast, aside, ending, launch
 from nvsandbox.errors import SandboxClosed, SandboxError, SandboxStartError, WorkerDied
+from nvsandbox.forks import this_process
 from nvsandbox.options import Options
 from nvsandbox.restarts import WINDOW as RESTART_WINDOW
 from nvsandbox.restarts import Restarts
@@ -58,7 +58,7 @@ class Keeper:
     def current(self) -> Worker | None:
         """The worker, dead or alive; None where this process has none."""
         worker = self.worker
-        return worker if worker is not None and worker.owner == os.getpid() else None
+        return worker if worker is not None and worker.owner == this_process() else None
 
     def running(self, limit: float | None) -> Worker | None:
         """The worker, or a new one where it is gone; None if that takes longer than `limit` seconds, after which it
@@ -211,7 +211,7 @@ class Keeper:
 
     def workers(self) -> list[Worker]:
         """All that are this process's, also those that are being ended."""
-        return [one for one in (*self._ending, self.current()) if one is not None and one.owner == os.getpid()]
+        return [one for one in (*self._ending, self.current()) if one is not None and one.owner == this_process()]
 
     def after_fork_in_child(self) -> None:
         # The lock may be held by a thread that does not exist here.

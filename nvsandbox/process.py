@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nvsandbox._core import ffi, lib
 from nvsandbox.errors import SandboxClosed, WorkerDied
+from nvsandbox.forks import this_process
 from nvsandbox.native import own_error, start_error
 
 PROGRAM = Path(__file__).parent / "nvsandbox-worker"
@@ -35,13 +36,13 @@ def _environment(simulated: str | None) -> list[bytes]:
 class Process:
     """A worker's process, from :meth:`spawn` on. No locks: a signal handler of the caller's may come here at any time.
 
-    Where the kernel has pidfds (Linux 5.3, and no filter of a container's that refuses them), signals and waits go by
-    one, which stands for this process and no other. By its number alone, signals are sent as long as it has not been
-    reaped here, for until then the number is its own; but a program that reaps all its children (``os.wait()``, an
+    Where the kernel has all of pidfds (Linux 5.4, and no filter of a container's that refuses some), signals and waits
+    go by one, which stands for this process and no other. By its number alone, signals are sent as long as it has not
+    been reaped here, for until then the number is its own; but a program that reaps all its children (``os.wait()``, an
     ignored SIGCHLD) may have done it before us."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
+        self.owner = this_process()
         self.pid = 0
         self.why = ""  # it is ended, if it is we who end it
         self.closing = False
@@ -70,15 +71,26 @@ class Process:
 
     def _open_pidfd(self) -> int | None:
         try:
-            return os.pidfd_open(self.pid)
+            pidfd = os.pidfd_open(self.pid)
         except (OSError, AttributeError):
             return None
+        try:
+            # They came one by one: signals with Linux 5.1, descriptors with 5.3, waits with 5.4. A wait that is refused
+            # looks like a worker that has ended.
+            signal.pidfd_send_signal(pidfd, 0)
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except (ProcessLookupError, ChildProcessError):
+            pass  # it has ended, and a program that reaps all its children came first
+        except OSError:
+            os.close(pidfd)
+            return None
+        return pidfd
 
     def ended(self) -> bool:
         """Whether it has ended; its status is taken the first time that it has."""
         if self._death is not None:
             return True
-        if os.getpid() != self.owner:
+        if this_process() != self.owner:
             return False
         try:
             # The status first and the reaping after it: an exception from a signal handler in between loses nothing.
@@ -137,7 +149,7 @@ class Process:
         """Gives up what it takes to follow the process: at once, or as soon as the thread that reaps it has done so,
         which other threads that know of the end already may be ahead of."""
         self._released = True
-        if self._reaping_over or os.getpid() != self.owner:
+        if self._reaping_over or this_process() != self.owner:
             self._close()
 
     def _close(self) -> None:

@@ -163,7 +163,7 @@ class Worker:
         return self.process.pid
 
     @property
-    def owner(self) -> int:
+    def owner(self) -> tuple[int, int]:
         """The process that started it."""
         return self.process.owner
 

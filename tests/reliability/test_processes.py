@@ -291,3 +291,40 @@ os.execvp("cat", ["cat"])
         assert until(lambda: has_ended(worker))
         assert program.poll() is None
         assert program.communicate(b"still there")[0] == b"still there"
+
+
+NUMBER_ONE = """
+import ctypes, os, sys
+from nvsandbox import nvml_isolated
+
+libc = ctypes.CDLL(None, use_errno=True)
+assert os.getpid() == 1
+with nvml_isolated(simulate="t4") as nvml:
+    device = nvml.nvmlDeviceGetHandleByIndex(0)
+    for _ in range(3):
+        nvml.nvmlDeviceGetName(device)
+    parents = nvml.session.pid
+    if libc.unshare(0x20000000) != 0:  # CLONE_NEWPID: for the children from here on
+        sys.exit(f"unshare: {os.strerror(ctypes.get_errno())}")
+    child = os.fork()
+    if child == 0:
+        assert os.getpid() == 1
+        print(nvml.nvmlDeviceGetName(device), nvml.nvmlDeviceGetCount(), flush=True)
+        nvml.session.close()
+        os._exit(0)
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print(nvml.nvmlDeviceGetName(device), nvml.session.pid == parents, nvml.session.stats()["deaths"])
+"""
+
+
+@pytest.mark.usefixtures("host")  # for what it needs: CAP_SYS_ADMIN
+def test_a_child_with_the_number_of_its_parent() -> None:
+    """The first process of a container, whose child is the first of another PID namespace: both have process id 1."""
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", NUMBER_ONE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["Tesla T4 1", "child 0", "Tesla T4 True 0"]

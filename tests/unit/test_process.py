@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -44,12 +45,24 @@ def test_a_number_that_was_given_to_another_process_is_not_hit(children: list[su
     assert not has_ended(other.pid)
 
 
-@pytest.mark.parametrize("restart", [True, False])
-def test_without_pidfds(monkeypatch: pytest.MonkeyPatch, restart: bool) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(38, "Function not implemented")
+REFUSED: list[tuple[object, str, int]] = [
+    (os, "pidfd_open", errno.ENOSYS),
+    (os, "waitid", errno.EINVAL),  # Linux 5.3
+    (signal, "pidfd_send_signal", errno.EPERM),
+]
 
-    monkeypatch.setattr(os, "pidfd_open", refuse)
+
+@pytest.mark.parametrize(("module", "name", "number"), REFUSED, ids=[name for _, name, _ in REFUSED])
+@pytest.mark.parametrize("restart", [True, False])
+def test_without_pidfds(monkeypatch: pytest.MonkeyPatch, restart: bool, module: object, name: str, number: int) -> None:
+    original = getattr(module, name)
+
+    def refuse(first: int, *others: int) -> object:
+        if name == "waitid" and first == os.P_PID:
+            return original(first, *others)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module, name, refuse)
     with nvml_isolated(simulate="t4", restart=restart) as nvml:
         pid = nvml.session.pid
         os.kill(pid, signal.SIGKILL)
