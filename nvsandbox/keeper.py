@@ -218,6 +218,7 @@ class Keeper:
         self._lock = threading.RLock()
         self._ending = []
         self._starting = self._recycling = None
+        self.untold = []
         self.counts = dict.fromkeys(self.counts, 0)
 
 

@@ -290,17 +290,18 @@ class NVMLSession:
         what starting one raises.
         """
         worker = self.keeper.current()
-        if worker is not None:
-            if worker.alive:
-                return worker
-            self._note_death(worker)
-        end = self._deadline()
-        worker = self.keeper.running(None if end is None else max(0.0, end - time.monotonic()))
-        if worker is None:
-            raise CallTimeout(name or "the start of a worker", 0.0, False)
+        if worker is None or not worker.alive:
+            if worker is not None:
+                self._note_death(worker)
+            end = self._deadline()
+            worker = self.keeper.running(None if end is None else max(0.0, end - time.monotonic()))
+            if worker is None:
+                raise CallTimeout(name or "the start of a worker", 0.0, False)
+        # Not only by those that have waited for it: where all their deadlines had passed before it was there, it is the
+        # next call's to tell. A new worker's first call comes here, for no plan of the short way is for it yet.
         while self.keeper.untold:
             try:
-                pid = self.keeper.untold.pop()
+                pid = self.keeper.untold.pop(0)
             except IndexError:  # another thread tells it
                 break
             _log.warning("a new NVML worker, %d, has taken the place of the old one", pid)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pynvml
 import pytest
-from waiting import kill, until
+from waiting import forked, kill, until
 
 import nvsandbox
 from nvsandbox import restarts
@@ -257,6 +257,39 @@ def test_a_deadline_holds_for_a_restart():
         assert caught.value.sent is False
         assert nvml.nvmlDeviceGetCount() == 1
         assert nvml.session.stats()["restarts"] == 1, "the start that was under way went on"
+
+
+@contextlib.contextmanager
+def restarted_unawaited():
+    """A sandbox whose worker was replaced while nobody waited: a call that was too late has only set it off. And the
+    process ids of which its hook was told."""
+    told = []
+    with nvsandbox.nvml_isolated(simulate="t4") as nvml:
+        nvml.session.on_restart(lambda session: told.append(session.pid))
+        before = repr(nvml.session)
+        kill(nvml.session.pid)
+        with nvml.session.deadline(0), pytest.raises(nvsandbox.CallTimeout):
+            nvml.nvmlDeviceGetCount()
+        assert until(lambda: repr(nvml.session) != before), "a new worker has started"
+        yield nvml, told
+
+
+def test_a_restart_that_nobody_waited_for_is_told_of():
+    """Nobody was told, until another restart came."""
+    with restarted_unawaited() as (nvml, told):
+        assert nvml.nvmlDeviceGetCount() == 1
+        assert told == [nvml.session.pid]
+        assert nvml.session.stats()["restarts"] == 1
+
+
+def test_a_child_is_not_told_of_its_parents_restarts():
+    with restarted_unawaited() as (nvml, told):
+
+        def call():
+            assert nvml.nvmlDeviceGetCount() == 1
+            assert told == []
+
+        assert os.waitpid(forked(call), 0)[1] == 0
 
 
 def test_recycled_after_calls_with_callers_in_it():
