@@ -7,8 +7,8 @@
 #     benchmarks/on_gpu.sh --simulate FOLDER RESULTS    the same with simulated GPUs
 #
 # FOLDER fits the processor that prepared it, and the releases of Python that --prepare names at its end. The whole
-# takes at most 8 minutes: each step has a limit, and one that fails does not stop the others. RESULTS gets summary.txt, log.txt and bench/ (charts are drawn afterwards:
-# benchmarks/bench.py --redraw RESULTS/bench.json --out ...).
+# takes at most 8 minutes: each step has a limit, and one that fails does not stop the others. RESULTS gets summary.txt,
+# log.txt and bench/ (charts are drawn afterwards: benchmarks/bench.py --redraw RESULTS/bench.json --out ...).
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
@@ -33,7 +33,12 @@ prepare () { # FOLDER
         wheel=${wheel##*/}
         names+=("${wheel%%-*}")
     done
-    "$python" -m pip download --quiet --dest "$1" --only-binary :all: --python-version 3.10 exceptiongroup tomli || true
+    # pip asks by the Python that runs it what is needed for which, so that it would not miss these below.
+    if ! "$python" -m pip download --quiet --dest "$1" --only-binary :all: --python-version 3.10 exceptiongroup tomli
+    then
+        echo "not for Python 3.10: wheels are missing"
+        releases=("${releases[@]:1}")
+    fi
     for release in "${releases[@]}"; do
         for wheel in "${names[@]}"; do
             "$python" -m pip download --quiet --dest "$1" --only-binary :all: --no-deps --python-version "$release" \
