@@ -81,7 +81,7 @@ class Process:
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except (ProcessLookupError, ChildProcessError):
             pass  # it has ended, and a program that reaps all its children came first
-        except OSError:
+        except (OSError, AttributeError):  # nor does each Python know all of them
             os.close(pidfd)
             return None
         return pidfd

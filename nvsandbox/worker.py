@@ -27,6 +27,7 @@ from nvsandbox.errors import (
     SandboxStartError,
     WorkerDied,
 )
+from nvsandbox.forks import this_process
 from nvsandbox.native import socketpair, text
 from nvsandbox.options import Options, Recycle
 from nvsandbox.process import Process
@@ -115,6 +116,7 @@ class Worker:
                 "devices= hides nodes, for which the sandbox needs a /dev of its own; with isolation 'guard' NVML sees "
                 "the host's: leave devices= out, or make isolation 'mount' or 'user' possible",
             )
+        _abandon_inherited(self.owner)
         with _fork_lock:
             ours, theirs = socketpair(socket.SOCK_SEQPACKET, "spawn")
             self.control = Control(ours, self.process)
@@ -441,6 +443,7 @@ class Worker:
 
     def abandon(self) -> None:
         """In a forked child: closes what it inherited. The worker is the parent's, and is left alone."""
+        self._drain_until = 0.0  # a call that a signal handler has forked in has nothing to wait for
         self.end.stopping = 1
         self._unlink()
         self.process.why = "it belongs to the process that this one was forked from"
@@ -451,11 +454,21 @@ class Worker:
                 channel.close()
 
 
-def _after_fork_in_child() -> None:
-    _fork_lock.release()
+def _abandon_inherited(owner: tuple[int, int]) -> None:
     for worker in list(_all):
-        worker.abandon()
-    _all.clear()
+        if worker.owner != owner:
+            worker.abandon()
+            _all.discard(worker)
+
+
+def _after_fork_in_child() -> None:
+    try:
+        _fork_lock.release()
+    except RuntimeError:
+        # C code has forked, and told Python only afterwards (uWSGI): another thread may have held it. As Python's own
+        # modules do; another lock would not be the one that the hooks below have.
+        _fork_lock._at_fork_reinit()  # type: ignore[attr-defined]
+    _abandon_inherited(this_process())
 
 
 os.register_at_fork(

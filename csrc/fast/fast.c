@@ -25,6 +25,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <structmember.h>
@@ -212,6 +213,14 @@ struct place {
 };
 static _Thread_local struct place here[HERE_MAX];
 static _Thread_local unsigned int here_next;
+
+/* In a forked child: the lanes are the parent's, and their memory is not there. os.fork() has its hooks in Python for
+ * that, but some programs fork in C and go on with Python in the child (uWSGI, which tells only if it is asked to). */
+static void
+forget_places (void)
+{
+    memset (here, 0, sizeof here);
+}
 
 /* Links come and go, and one may be made where another was; serials and epochs are never used twice. */
 static unsigned long long last_epoch;
@@ -1218,12 +1227,18 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC
 PyInit__fast (void)
 {
+    static bool told; /* of forks */
     PyObject *module = PyModule_Create (&definition);
     PyObject *link;
     PyObject *function;
 
     if (module == NULL)
         return NULL;
+    if (!told && pthread_atfork (NULL, NULL, forget_places) != 0) {
+        Py_DECREF (module);
+        return PyErr_NoMemory ();
+    }
+    told = true;
     name_get = nvs_name ("get");
     name_sent = nvs_name ("sent");
     if (name_get == NULL || name_sent == NULL) {

@@ -293,6 +293,56 @@ os.execvp("cat", ["cat"])
         assert program.communicate(b"still there")[0] == b"still there"
 
 
+FORKS_IN_C = """
+import ctypes, os, sys, threading
+import nvsandbox
+from nvsandbox import worker
+
+hooks = sys.argv[1]
+python, libc = ctypes.pythonapi, ctypes.PyDLL(None)
+nvml = nvsandbox.install(simulate="t4x2")
+device = nvml.nvmlDeviceGetHandleByIndex(1)
+right = [nvml.nvmlDeviceGetName(device) for _ in range(3)]
+if hooks == "afterwards, while a worker starts":
+    threading.Thread(target=lambda: worker._fork_lock.acquire()).start()
+if hooks == "all":
+    python.PyOS_BeforeFork()
+child = libc.fork()
+if child == 0:
+    if hooks != "none":
+        python.PyOS_AfterFork_Child()
+    assert [nvml.nvmlDeviceGetName(device) for _ in range(3)] == right
+    # One to its own worker, and none to the parent's.
+    mine = [fd for fd in os.listdir("/proc/self/fd") if "socket:" in os.path.realpath(f"/proc/self/fd/{fd}")]
+    print("child", len(mine), flush=True)
+    nvml.session.close()
+    os._exit(0)
+if hooks == "all":
+    python.PyOS_AfterFork_Parent()
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+assert [nvml.nvmlDeviceGetName(device) for _ in range(3)] == right
+print("parent", nvml.session.stats()["deaths"], flush=True)
+nvml.session.close()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("hooks", ["none", "afterwards", "afterwards, while a worker starts", "all"])
+def test_a_fork_by_c_code(hooks: str) -> None:
+    """uWSGI forks by itself, and tells Python of it only if it is asked to, and only afterwards. The child's first call
+    was a SIGSEGV: the lanes of its parent are not there."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS_IN_C, hooks],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd="/",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["child 1", "child 0", "parent 0"]
+
+
 NUMBER_ONE = """
 import ctypes, os, sys
 from nvsandbox import nvml_isolated

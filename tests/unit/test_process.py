@@ -76,6 +76,16 @@ def test_without_pidfds(monkeypatch: pytest.MonkeyPatch, restart: bool, module: 
         assert has_ended(pid)
 
 
+@pytest.mark.parametrize(("module", "name"), [(os, "pidfd_open"), (os, "P_PIDFD"), (signal, "pidfd_send_signal")])
+def test_a_python_that_knows_but_some_of_pidfds(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+    """Which it does is a matter of the headers that it was built with."""
+    monkeypatch.delattr(module, name)
+    with nvml_isolated(simulate="t4") as nvml:
+        assert nvml.nvmlDeviceGetCount() == 1
+        pid = nvml.session.pid
+    assert has_ended(pid)
+
+
 def test_one_that_others_have_reaped() -> None:
     with nvml_isolated(simulate="t4", restart=False) as nvml:
         pid = nvml.session.pid

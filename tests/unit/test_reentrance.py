@@ -16,7 +16,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from waiting import forked
+from waiting import forked, until, until_inside
 
 from nvsandbox import _fast, marshal, nvml_isolated, plans
 from nvsandbox.channels import Lane
@@ -179,6 +179,46 @@ def test_a_handler_that_forks_in_the_middle_of_a_call(place: str) -> None:
             if children == [0]:
                 os._exit(0)
             assert len(children) == 1
+            assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+
+    assert os.waitstatus_to_exitcode(os.waitpid(forked(parent), 0)[1]) == 0
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlUnitGetCount"], ids=["short", "marshalled"])
+def test_a_handler_that_forks_in_a_call_to_a_worker_that_is_being_recycled(function: str) -> None:
+    """Such a worker lets calls end, however long they take; the child waited for an answer that cannot come, without a
+    pause, and without a time limit for ever."""
+
+    def parent() -> None:
+        with nvml_isolated(simulate="t4,latency_us=300000", timeout=None) as nvml:
+            call = getattr(nvml, function)
+            if function == "nvmlDeviceGetCount":
+                call()
+            worker = nvml.session.keeper.worker
+            children: list[int] = []
+
+            def fork(number: int, frame: object) -> None:
+                children.append(os.fork())
+                if children == [0]:
+                    signal.alarm(10)
+
+            def meanwhile() -> None:
+                until_inside(worker.pid)
+                worker.finish()
+                until(lambda: worker.recycled)
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+            signal.signal(signal.SIGUSR1, fork)
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            try:
+                call()
+                assert children != [0], "a call that only the parent's worker answers"
+            except SandboxError:
+                assert children == [0], "in the parent"
+            if children == [0]:
+                os._exit(0)
+            thread.join()
             assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 
     assert os.waitstatus_to_exitcode(os.waitpid(forked(parent), 0)[1]) == 0
