@@ -55,7 +55,7 @@ def interleave(batches: dict[str, Batch], rounds: int, seconds: float) -> dict[s
                 run, count = batches[name], times[name]
                 if found[name] and number % 4 != 0 and found[name][0] > SLOW:
                     continue
-                if count > 4:
+                if count > 1:
                     run(min(count // 8 + 1, 50))
                 found[name][number] = run(count) / count
             gc.collect(0)
