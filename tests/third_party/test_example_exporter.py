@@ -121,16 +121,28 @@ def test_a_crash_costs_a_reading() -> None:
     assert found["gpu_worker_deaths_total"][0][1] >= 2
 
 
+def test_a_reading_that_crashes_at_every_gpu_costs_that_reading() -> None:
+    """In the third scrape all the others were gone too, for no more workers are started than 20 in a minute."""
+    with exporter("h100x8,crash=nvmlDeviceGetPowerUsage") as address:
+        found = [scrape(address) for _ in range(4)][-1]
+    assert len(found["gpu_temperature_celsius"]) == 8
+    assert "gpu_power_watts" not in found
+    assert found["gpu_worker_deaths_total"] == [("", 8.0)]
+
+
 def test_a_hang_costs_the_rest_of_one_gpu() -> None:
     with exporter("h100x2,hang=nvmlDeviceGetTemperature") as address:
         start = time.monotonic()
         found = scrape(address)
         assert time.monotonic() - start < 20  # each of the others that it hung at would have a limit of its own
+        again = scrape(address)
     assert len(found["gpu_memory_used_bytes"]) == 2
     assert {labels for labels, _ in found["gpu_read_failures_total"]} == {
         'error="CallTimeout",reading="gpu_temperature_celsius"',
         'error="CallTimeout",reading="gpu_power_watts"',  # not asked any more
     }
+    assert len(again["gpu_power_watts"]) == 2  # what hung is not asked again
+    assert "gpu_temperature_celsius" not in again
 
 
 def test_help_and_wrong_ports() -> None:
