@@ -126,7 +126,7 @@ class Process:
     def death(self, name: str) -> WorkerDied | SandboxClosed:
         """How it ended, while `name` was called."""
         if self.closing:
-            return SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
+            return SandboxClosed(f"{name}: the sandbox was closed before this call was done")
         if self._death is None:
             return WorkerDied(name, None, None, self.why or "it is being ended")
         return WorkerDied(name, *self._death, self.why)

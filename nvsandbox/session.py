@@ -184,7 +184,7 @@ class NVMLSession:
         worker = lane.worker
         if worker is None:
             if self.keeper.closed:
-                raise SandboxClosed(f"{name}: the sandbox was closed by another thread before this call was done")
+                raise SandboxClosed(f"{name}: the sandbox was closed before this call was done")
             # Another thread has noticed its death before this one, and has already put a new one in its place.
             died = self._last_death
             how = (

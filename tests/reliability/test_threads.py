@@ -154,8 +154,9 @@ def test_e4_closed_in_a_signal_handler_during_a_call() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             start = time.monotonic()
             try:
-                with pytest.raises(SandboxClosed):
+                with pytest.raises(SandboxClosed, match=r"PowerUsage: .* before this call was done") as error:
                     nvml.nvmlDeviceGetPowerUsage(handle)
+                assert "thread" not in str(error.value), "it was this one"
             finally:
                 signal.signal(signal.SIGALRM, before)
             return time.monotonic() - start
