@@ -146,21 +146,29 @@ class Lane:
     def close(self) -> None:
         """For whoever has entered the lane, or knows that nobody has."""
         if not self._closed:
+            forked = this_process() != self._process
             self._closed = True
-            if self._link is not None:
-                self._link.invalidate()  # first: threads remember where the lane is
-            lib.nvs_lane_close(self._lane, this_process() != self._process)
+            # What a signal handler raises in between goes on as from any finally block.
+            try:
+                if self._link is not None:
+                    self._link.invalidate()  # first: threads remember where the lane is
+            finally:
+                lib.nvs_lane_close(self._lane, forked)
 
     def __del__(self) -> None:
         # Not before: another thread may stand in enter(), with a reference to this. But the garbage collector may come
         # here before it comes to the holder, which then finds no lane.
-        if self._lane is not None:
+        if self._lane is None:
+            return
+        forked = this_process() != self._process
+        try:
             self.close()
             if self._link is not None:
                 # Again: in a forked child one may be closed under a call, which then attaches it.
                 self._link.invalidate()
+        finally:
             lane, self._lane = self._lane, None
-            lib.nvs_lane_free(lane, this_process() != self._process)
+            lib.nvs_lane_free(lane, forked)
 
 
 def _slice(longest_ns: int, until: float | None) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nvsandbox")
 
-DRAIN_LIMIT = 2.0  # for calls that are under way when the sandbox is closed, as in csrc/worker/main.c
+DRAIN_LIMIT = 2.0  # for calls that are under way when the sandbox is closed; a bit less than in csrc/worker/main.c
 STOP_LIMIT = 3.0  # from STOP to SIGTERM
 TERM_LIMIT = 3.0  # from SIGTERM to SIGKILL
 KILL_LIMIT = 1.0  # a process in state D outlives SIGKILL: it is given up

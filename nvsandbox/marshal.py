@@ -540,6 +540,10 @@ class Call:
             value = _U64.unpack_from(self._data, place)[0]
             _U64.pack_into(self._data, place, tokens.get(value, value))
 
+    def undo(self) -> None:
+        """Puts back into the caller's objects what was sent."""
+        self.accept(Reply(lib.NVS_STATUS_OK, 0, 0, memoryview(self._data), b""))
+
     def accept(self, reply: Reply) -> None:
         """Copies a reply's data into the caller's objects."""
         data = reply.data

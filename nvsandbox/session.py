@@ -412,7 +412,11 @@ class NVMLSession:
         result = self._result(call, reply, returns_string, began)
         if result == _NVML_SUCCESS:
             if "Handle" in name and self.options.restart:
-                self._recipes.remember(name, arguments, lambda name, arguments: self._ask(worker, name, arguments))
+                try:
+                    self._recipes.remember(name, arguments, lambda name, arguments: self._ask(worker, name, arguments))
+                except (WorkerDied, CallTimeout):
+                    call.undo()  # if it is made again, it is to another worker, which does not know this handle
+                    raise
             elif call.flags & lib.NVS_CALL_RETIRES:
                 self._one_less()
         return result

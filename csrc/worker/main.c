@@ -37,7 +37,9 @@
 #include "namespace.h"
 #include "syscalls.h"
 
-#define DRAIN_LIMIT_MS   2000u /* for calls that run when the end comes */
+/* For calls that run when the end comes. Their callers wait 2 s, looking every 20 ms, and are not to see what the
+ * library makes of calls that run into nvmlShutdown. */
+#define DRAIN_LIMIT_MS   2100u
 #define SHUTDOWN_LIMIT_S 5u    /* for nvmlShutdown */
 #define ORPHAN_LIMIT_MS  10000 /* for an nvmlInit whose caller is gone */
 #define DESCRIPTORS_MAX  65536 /* closed one by one where neither close_range nor /proc is there */

@@ -144,6 +144,29 @@ def test_e4_calls_that_do_not_come_back_are_given_up() -> None:
     prompt(seconds, 4)
 
 
+def test_e4_event_waits_that_do_not_end_by_themselves() -> None:
+    """Each learns that its sandbox was closed: some were told what NVML's shutdown made of them (Uninitialized), which
+    came in the same moment."""
+    with nvml_isolated(simulate="t4") as nvml:
+        sets = [nvml.nvmlEventSetCreate() for _ in range(50)]
+        results: list[type] = []
+
+        def wait(events: Any) -> None:
+            try:
+                nvml.nvmlEventSetWait_v2(events, 60_000)
+            except pynvml.NVMLError as error:
+                results.append(type(error))
+
+        threads = [threading.Thread(target=wait, args=(events,)) for events in sets]
+        for thread in threads:
+            thread.start()
+        assert until(lambda: _tasks(nvml.session.pid) == 52)
+        nvml.session.close()
+        for thread in threads:
+            thread.join(20)
+        assert results == [SandboxClosed] * 50
+
+
 def test_e4_closed_in_a_signal_handler_during_a_call() -> None:
     """The call that it interrupts cannot end before the handler has, so that is not waited for."""
 

@@ -224,6 +224,29 @@ def test_a_handler_that_forks_in_a_call_to_a_worker_that_is_being_recycled(funct
     assert os.waitstatus_to_exitcode(os.waitpid(forked(parent), 0)[1]) == 0
 
 
+def test_an_exception_out_of_a_handler_while_a_lane_is_closed() -> None:
+    """It comes through, and the lane is closed all the same: its memory and the worker's thread for it had stayed."""
+
+    class Interrupted:
+        def invalidate(self) -> None:
+            raise KeyboardInterrupt
+
+    with nvml_isolated(simulate="t4") as nvml:
+        nvml.nvmlDeviceGetCount()
+        worker = nvml.session.keeper.worker
+        tasks = f"/proc/{worker.pid}/task"
+        before = len(os.listdir(tasks))
+        lane = worker._channels.lane.channel
+        link, lane._link = lane._link, Interrupted()
+        assert lane.enter()
+        with pytest.raises(KeyboardInterrupt):
+            lane.close()
+        lane._link = link
+        link.invalidate()
+        assert until(lambda: len(os.listdir(tasks)) == before - 1)
+        assert nvml.nvmlDeviceGetCount() == 1
+
+
 class Chained(ctypes.Structure):
     _fields_ = (("count", ctypes.c_uint), ("values", ctypes.POINTER(ctypes.c_ulonglong)))
 

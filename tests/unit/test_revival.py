@@ -13,8 +13,10 @@ import subprocess
 import pynvml
 import pytest
 from host import require
+from waiting import kill
 
 import nvsandbox
+from nvsandbox.session import NVMLSession
 
 
 def kill_worker(nvml):
@@ -48,6 +50,36 @@ def test_device_handles_go_on_working():
             kill_worker(nvml)
             assert nvml.nvmlDeviceGetTopologyCommonAncestor(by_index, other) >= 0
         assert nvml.session.stats()["restarts"] == 4
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMigDeviceHandleByIndex"])
+def test_a_worker_that_ends_right_after_it_has_given_a_handle(name, monkeypatch):
+    """The handle's UUID was asked for in vain, and the call made again, to the next worker: with the handle that it had
+    been given in place of none, which was refused as stale."""
+
+    def given(nvml, before=lambda: None):
+        arguments = (1,) if name == "nvmlDeviceGetHandleByIndex" else (nvml.nvmlDeviceGetHandleByIndex(0), 1)
+        getattr(nvml, name)(*arguments[:-1], 0)  # so that the function is known
+        before()
+        return nvml.nvmlDeviceGetUUID(getattr(nvml, name)(*arguments))
+
+    with nvsandbox.nvml_isolated(simulate="h100x2,mig=1g.10gb*2") as nvml:
+        right = given(nvml)
+    with nvsandbox.nvml_isolated(simulate="h100x2,mig=1g.10gb*2") as nvml:
+        pid = nvml.session.pid
+
+        def before():
+            ask = NVMLSession._ask
+
+            def ended(session, *arguments):
+                monkeypatch.undo()
+                kill(pid)
+                return ask(session, *arguments)
+
+            monkeypatch.setattr(NVMLSession, "_ask", ended)
+
+        assert given(nvml, before) == right
+        assert nvml.session.pid != pid
 
 
 def test_mig_device_handles_go_on_working():
