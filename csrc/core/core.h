@@ -2,7 +2,7 @@
 /*
  * The caller's half in C: what must not be Python. Starting the worker without fork, and the shared memory lane.
  * We are guests in the caller's process: nothing here exits, aborts or prints, and no function keeps state outside of
- * the struct that it is given.
+ * the struct that it is given, but for a count of forks.
  */
 #ifndef NVSANDBOX_CORE_H
 #define NVSANDBOX_CORE_H
@@ -109,8 +109,8 @@ void nvs_lane_waits (const struct nvs_caller_lane *lane, struct nvs_waits *waits
 int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, int64_t wait_ns, void *reply,
                    size_t capacity, uint32_t *reply_length);
 
-/* Whoever is in a lane finds it closed where a signal handler has forked, in the child: no answer comes, and none of these
- * functions touches its memory. */
+/* Whoever is in a lane finds it as if closed where a signal handler has forked, in the child: no answer comes, and none of
+ * these functions touches its memory. */
 
 /* Ends the worker's thread for this lane and unmaps it; nobody can enter it any more. Idempotent. For whoever has entered the lane,
  * or knows that nobody has. In a forked child the mapping is not there (MADV_DONTFORK) and the worker is the parent's: pass

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,12 +25,33 @@ several_cpus (void)
     return CPU_COUNT (&set) > 1;
 }
 
+static unsigned forks;
+static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
+static int forks_errno;
+
+static void
+count_fork (void)
+{
+    forks++;
+}
+
+static void
+watch_forks (void)
+{
+    forks_errno = pthread_atfork (NULL, NULL, count_fork);
+}
+
 struct nvs_caller_lane *
 nvs_lane_new (int looks, int32_t *fd, struct nvs_error *error)
 {
     struct nvs_caller_lane *lane;
     void *shared;
 
+    (void)pthread_once (&forks_once, watch_forks);
+    if (forks_errno != 0) {
+        (void)nvs_fail (error, NVS_STEP_CHANNEL, forks_errno, NULL, "pthread_atfork");
+        return NULL;
+    }
     lane = calloc (1, sizeof *lane);
     if (lane == NULL) {
         (void)nvs_fail (error, NVS_STEP_CHANNEL, ENOMEM, NULL, "allocating a lane");
@@ -56,9 +78,11 @@ nvs_lane_new (int looks, int32_t *fd, struct nvs_error *error)
         free (lane);
         return NULL;
     }
-    /* A forked child must not speak on its parent's lane. Where the kernel refuses, the check in Python remains. */
+    /* A forked child must not speak on its parent's lane. Where the kernel refuses, the checks remain. */
     (void)madvise (shared, NVS_LANE_SIZE, MADV_DONTFORK);
     lane->shared = shared;
+    lane->forks = &forks;
+    lane->forks_before = forks;
     lane->looks = looks != 0 && several_cpus ();
     lane->shared->no_looking = looks == 0;
     lane->late_ns = NVS_LATE_NS;
@@ -97,7 +121,7 @@ nvs_lane_busy (const struct nvs_caller_lane *lane)
 int
 nvs_lane_taken (const struct nvs_caller_lane *lane)
 {
-    return lane->shared == NULL || atomic_load_explicit (&lane->shared->taken, memory_order_acquire) == lane->number;
+    return !nvs_lane_here (lane) || atomic_load_explicit (&lane->shared->taken, memory_order_acquire) == lane->number;
 }
 
 unsigned char *
@@ -121,7 +145,7 @@ nvs_lane_send (struct nvs_caller_lane *lane, uint32_t length)
 int
 nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length)
 {
-    if (length > NVS_LANE_FRAME || lane->shared == NULL)
+    if (length > NVS_LANE_FRAME || !nvs_lane_here (lane))
         return -1;
     memcpy (nvs_lane_frame (lane), frame, length);
     nvs_lane_send (lane, (uint32_t)length);
@@ -131,7 +155,7 @@ nvs_lane_submit (struct nvs_caller_lane *lane, const void *frame, size_t length)
 int
 nvs_lane_answered (const struct nvs_caller_lane *lane)
 {
-    return lane->shared != NULL && atomic_load_explicit (&lane->shared->reply, memory_order_acquire) == lane->number;
+    return nvs_lane_here (lane) && atomic_load_explicit (&lane->shared->reply, memory_order_acquire) == lane->number;
 }
 
 uint32_t
@@ -154,7 +178,7 @@ nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t length, i
 void
 nvs_lane_close (struct nvs_caller_lane *lane, int forked)
 {
-    if (lane->shared != NULL && !forked) {
+    if (nvs_lane_here (lane) && !forked) {
         atomic_store (&lane->shared->closed, 1);
         /* Changed as well, so that a worker between its look and its sleep does not sleep. */
         atomic_fetch_add (&lane->shared->request, 0x80000000u);

@@ -19,7 +19,17 @@ struct nvs_caller_lane {
     bool woken;      /* whether the last request had to wake the worker */
     int64_t late_ns; /* how much later than asked for a sleep ends, as seen lately */
     struct nvs_waits waits;
+    const unsigned *forks; /* how many there have been up to here, by the extension that made it: each has its own count */
+    unsigned forks_before; /* when it was made */
 };
+
+/* Whether its memory is there: not after its end, and not in a forked child. Whoever is in a lane when a signal handler forks
+ * goes on in the child, and not each lane is on a list then from which it could be closed. */
+static inline bool
+nvs_lane_here (const struct nvs_caller_lane *lane)
+{
+    return lane->shared != NULL && *lane->forks == lane->forks_before;
+}
 
 void nvs_futex_wake (_Atomic uint32_t *word);
 

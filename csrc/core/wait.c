@@ -95,7 +95,7 @@ nvs_lane_sleep (struct nvs_caller_lane *lane, int64_t wait_ns)
     struct timespec timeout = { .tv_sec = (time_t)(wait_ns / 1000000000), .tv_nsec = (long)(wait_ns % 1000000000) };
     uint32_t seen;
 
-    if (wait_ns > 0 && lane->shared != NULL) {
+    if (wait_ns > 0 && nvs_lane_here (lane)) {
         lane->waits.sleeps++;
         /* Say that we sleep, then look again, then sleep only if nothing has changed since: the worker stores the
          * reply's number before it looks at caller_sleeps. One wait, not a loop: a signal, for which Python has a
@@ -181,7 +181,7 @@ nvs_lane_await (struct nvs_caller_lane *lane, struct nvs_pace *pace, struct nvs_
     const bool naps = wake - now >= NAP_NS;
     int64_t look_until = since + pace->usual_ns + pace->usual_ns / 4 + LOOK_SPARE_NS;
 
-    if (lane->shared == NULL)
+    if (!nvs_lane_here (lane))
         return 0;
     /* A worker that had to be woken takes a while to begin, and may want this very CPU for that. */
     if (lane->looks && (naps || !lane->woken) && pace->usual_ns < LONG_NS && now - since < LONG_NS

@@ -156,10 +156,12 @@ PLACES = {
 }
 
 
+@pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_handler_that_forks_in_the_middle_of_a_call(place: str) -> None:
+def test_a_handler_that_forks_in_the_middle_of_a_call(place: str, listed: bool) -> None:
     """Both processes come back from it. The child has no worker, and what it had of its parent's is gone: its call
-    raises, or has a new one. It had been a SIGSEGV."""
+    raises, or has a new one. It had been a SIGSEGV. A lane is not yet listed when it is made, and no more when its worker
+    ends."""
     owner, name, after, function = PLACES[place]
 
     def parent() -> None:
@@ -169,7 +171,13 @@ def test_a_handler_that_forks_in_the_middle_of_a_call(place: str) -> None:
             for _ in range(2):
                 right = call(*arguments)
             children: list[int] = []
-            signal.signal(signal.SIGUSR1, lambda number, frame: children.append(os.fork()))
+
+            def fork(number: int, frame: object) -> None:
+                if not listed:
+                    nvml.session.keeper.worker.take_channels()
+                children.append(os.fork())
+
+            signal.signal(signal.SIGUSR1, fork)
             once_before(patch, owner, name, lambda: signal.raise_signal(signal.SIGUSR1), after)
             try:
                 found = call(*arguments)
