@@ -19,7 +19,8 @@ struct nvs_caller_lane {
     bool woken;      /* whether the last request had to wake the worker */
     int64_t late_ns; /* how much later than asked for a sleep ends, as seen lately */
     struct nvs_waits waits;
-    const unsigned *forks; /* how many there have been up to here, by the extension that made it: each has its own count */
+    const unsigned
+        *forks; /* how many there have been up to here, by the extension that made it: each has its own count */
     unsigned forks_before; /* when it was made */
 };
 

@@ -160,8 +160,8 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_handler_that_forks_in_the_middle_of_a_call(place: str, listed: bool) -> None:
     """Both processes come back from it. The child has no worker, and what it had of its parent's is gone: its call
-    raises, or has a new one. It had been a SIGSEGV. A lane is not yet listed when it is made, and no more when its worker
-    ends."""
+    raises, or has a new one. It had been a SIGSEGV. A lane is not listed yet when it is made, and no more when
+    its worker ends."""
     owner, name, after, function = PLACES[place]
 
     def parent() -> None:
