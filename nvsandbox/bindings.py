@@ -98,6 +98,11 @@ class Library:
         self._scopes: list[dict[str, Any]] = []  # the globals of functions that are bound to this
         self._inits: list[None] = []  # one for each; and not a number with a lock, for signal handlers call NVML too
         self._closed = False
+        # Has the dictionary made that __getattr__ puts functions into, while nobody else has this object. Python 3.11
+        # makes it when it is first asked for, and may collect garbage in the middle, which lets other threads run: two
+        # that came at that moment made one each, which held the same references, to be freed twice. Python 3.10 has it
+        # from the first attribute on, and from 3.12 on no allocation collects.
+        vars(self)
         _libraries.add(self)
 
     def __getattr__(self, name: str) -> Any:

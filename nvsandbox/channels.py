@@ -43,6 +43,7 @@ class Lane:
 
     def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
         self._process = this_process()
+        self._closed = False
         self._link = worker.link
         self._worker = weakref.ref(worker)
         self._end = worker.end

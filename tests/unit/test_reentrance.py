@@ -8,6 +8,7 @@ import ctypes
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -333,3 +334,52 @@ def test_a_calibration_that_fails_takes_nothing_away() -> None:
         finally:
             assert plans.calibrate()
         assert nvml.nvmlDeviceGetCount() == pynvml.nvmlDeviceGetCount() == 2
+
+
+FIRST_LOOKS = """
+import gc
+from nvsandbox.bindings import Library
+
+class Session:
+    def has_function(self, name):
+        # From here on one allocation after another is the one that the garbage collector comes at.
+        gc.set_threshold(gc.get_count()[0] + steps)
+        return True
+
+class Padding:
+    pass
+
+def others_look(phase, info):
+    global waiting
+    if waiting is not None and phase == "start":
+        library, waiting = waiting, None
+        library.nvmlDeviceGetName
+
+waiting = None
+came = 0
+gc.set_threshold(0)
+gc.callbacks.append(others_look)
+for steps in list(range(8)) * 20:
+    library = Library(Session())
+    gc.collect(0)
+    used = [{} for _ in range(200)]  # dictionaries that were used before are used again, and not allocated
+    counted = [Padding() for _ in range(100)]
+    waiting = library
+    function = library.nvmlDeviceGetCount_v2
+    gc.set_threshold(0)
+    came += waiting is None
+    waiting = None
+    holders = [one for one in gc.get_referrers(library._session) if isinstance(one, dict) and "_session" in one]
+    assert len(holders) <= 1, f"its attributes are in {len(holders)} dictionaries, which share one reference"
+    assert library.nvmlDeviceGetCount_v2 is function
+    del library, function, holders, used
+assert came > 0
+"""
+
+
+def test_first_looks_in_the_middle_of_one_another() -> None:
+    """The garbage collector may come wherever something is allocated, and lets other threads run by whatever Python
+    code it calls. In Python 3.11 an object whose ``__dict__`` two threads ask for first at that moment gets two, and
+    its attributes are freed under whoever has them."""
+    done = subprocess.run([sys.executable, "-c", FIRST_LOOKS], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -65,6 +65,7 @@ class Direct:
 
     def __init__(self, number: int) -> None:
         self._number = number
+        vars(self)  # see nvsandbox/bindings.py
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith("nvml"):
