@@ -33,7 +33,7 @@ def _fitting(run: Batch, seconds: float) -> int:
     """How many times take about `seconds`."""
     times = 1
     while True:
-        taken = min(run(times) for _ in range(2))
+        taken = min(run(times) for _ in range(3))  # the first ones are slower: a lane is made, a plan is learned
         if taken >= seconds / 3 or times >= 1_000_000:
             return max(1, round(times * seconds / max(taken, 1e-9)))
         times *= 4
@@ -55,7 +55,7 @@ def interleave(batches: dict[str, Batch], rounds: int, seconds: float) -> dict[s
                 run, count = batches[name], times[name]
                 if found[name] and number % 4 != 0 and found[name][0] > SLOW:
                     continue
-                if count > 1:
+                if not found[name] or found[name][0] <= SLOW:
                     run(min(count // 8 + 1, 50))
                 found[name][number] = run(count) / count
             gc.collect(0)
