@@ -261,6 +261,9 @@ _Static_assert (sizeof (struct nvs_lane) <= NVS_LANE_DATA, "the lane's header fi
 enum nvs_op {
     NVS_OP_RESOLVE = 1, /* data: a symbol's name, nvml[A-Za-z0-9_]*, NUL-terminated; result: its index */
     NVS_OP_CALL = 2,
+    /* After NVS_STATUS_TOO_LARGE and before the channel's next call. Data: a uint64_t, an offset in the reply that the
+     * worker has kept; the reply's data are as much of it from there on as fits the channel. */
+    NVS_OP_FETCH = 3,
 };
 
 enum nvs_call_flags {
@@ -321,11 +324,13 @@ enum nvs_status {
     NVS_STATUS_STALE_HANDLE = 3, /* a token of another worker, or of something freed; the function was not called */
     NVS_STATUS_BAD_HANDLE = 4,   /* not a token, or one of another kind; not called */
     NVS_STATUS_NO_MEMORY = 5,
-    NVS_STATUS_TOO_LARGE = 6, /* the reply does not fit the channel (its strings): ask over a pipe */
+    /* The call was carried out, but its reply does not fit the channel, for its strings: `result` is its length, and
+     * FETCH gets it piece by piece. A `result` of 0: it is larger than NVS_FRAME_MAX, and lost. */
+    NVS_STATUS_TOO_LARGE = 6,
 };
 
-/* A reply: this header (its size is a multiple of NVS_DATA_ALIGN), data_len bytes (for OK exactly the request's data, as the
- * function left it; else none), then strings_len bytes of NUL-terminated strings: for RETURNS_STRING `result` is 1 + the
+/* A reply: this header (its size is a multiple of NVS_DATA_ALIGN), data_len bytes (for an OK CALL exactly the request's data,
+ * as the function left it; else none), then strings_len bytes of NUL-terminated strings: for RETURNS_STRING `result` is 1 + the
  * offset of the string in them, 0 for NULL. `index` tells which argument or relocation run a handle status is about. */
 struct nvs_reply {
     uint32_t status;

@@ -39,6 +39,7 @@ class Lane:
     # For one whose making was interrupted
     _lane: Any = None
     _closed = False
+    _fetching = False  # what a call has returned
     _link: _fast.Link | None = None
 
     def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
@@ -72,10 +73,29 @@ class Lane:
         lib.nvs_lane_sent(lane)
 
     def exchange(self, frame: bytearray, wait: Callable[[], None], until: float | None = None) -> memoryview | None:
-        """The reply to `frame`, or None where one of the two is too large for a lane. `wait` is called between waits
-        and may raise, which it is also asked for soon after `until`, by time.monotonic()."""
+        """The reply to `frame`, or None where that is too large for a lane. `wait` is called between waits and may
+        raise, which it is also asked for soon after `until`, by time.monotonic()."""
         if len(frame) > self._capacity:
             return None
+        reply = self._exchange(frame, wait, until)
+        total = marshal.kept_length(reply)
+        return reply if not total else self._fetch(total, wait, until)
+
+    def _fetch(self, total: int, wait: Callable[[], None], until: float | None) -> memoryview:
+        """A reply of `total` bytes that the worker keeps, piece by piece. The function has run: it is not called again."""
+        if not self._capacity < total <= lib.NVS_FRAME_MAX:
+            raise marshal.BrokenReply(f"a kept reply of {total} bytes")
+        kept = bytearray()
+        self._fetching = True
+        while len(kept) < total:
+            part = marshal.parse_reply(self._exchange(marshal.fetch_frame(len(kept)), wait, until))
+            if part.status != lib.NVS_STATUS_OK or not 0 < len(part.data) <= total - len(kept):
+                raise marshal.BrokenReply(f"status {part.status} and {len(part.data)} bytes of a kept reply")
+            kept += part.data
+        self._fetching = False  # else this lane is given up, and remains one whose call has been taken
+        return memoryview(kept)
+
+    def _exchange(self, frame: bytearray, wait: Callable[[], None], until: float | None) -> memoryview:
         status = lib.nvs_lane_call(
             self._lane,
             ffi.from_buffer(frame),
@@ -123,7 +143,7 @@ class Lane:
     @property
     def taken(self) -> bool:
         """Whether the worker has begun with what was sent last. For whoever has entered."""
-        return self._closed or bool(lib.nvs_lane_taken(self._lane))
+        return self._closed or self._fetching or bool(lib.nvs_lane_taken(self._lane))
 
     @property
     def waits(self) -> dict[str, int]:

@@ -606,13 +606,29 @@ def parse_reply(reply: memoryview) -> Reply:
     return Reply(status, index, result, reply[REPLY_SIZE:end], bytes(reply[end : end + strings_len]))
 
 
+def kept_length(reply: memoryview) -> int | None:
+    """The length of a reply that the worker keeps, since it does not fit the channel; None for any other reply."""
+    if len(reply) < REPLY_SIZE:
+        return None
+    status, _, _, _, result, _ = _REPLY.unpack_from(reply)
+    return int(result) if status == lib.NVS_STATUS_TOO_LARGE else None
+
+
 def resolve_frame(name: str) -> bytearray:
     """The request for the index of a symbol."""
-    text = name.encode("ascii") + b"\0"
-    out = bytearray(_HEADER.pack(lib.NVS_OP_RESOLVE, 0, 0, 0, 0, len(text)))
+    return _bare_frame(lib.NVS_OP_RESOLVE, name.encode("ascii") + b"\0")
+
+
+def fetch_frame(offset: int) -> bytearray:
+    """The request for what a kept reply has from `offset` on."""
+    return _bare_frame(lib.NVS_OP_FETCH, _U64.pack(offset))
+
+
+def _bare_frame(op: int, data: bytes) -> bytearray:
+    out = bytearray(_HEADER.pack(op, 0, 0, 0, 0, len(data)))
     out += bytes(ARGS_MAX * _ARG.size)
     out += bytes(-len(out) % ALIGN)
-    return out + text
+    return out + data
 
 
 def _after_fork_in_child() -> None:

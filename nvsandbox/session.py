@@ -464,7 +464,7 @@ class NVMLSession:
             return _NVML_ERROR_FUNCTION_NOT_FOUND
         if status == lib.NVS_STATUS_BAD_HANDLE:
             return _NVML_ERROR_INVALID_ARGUMENT
-        if status == lib.NVS_STATUS_NO_MEMORY:
+        if status in (lib.NVS_STATUS_NO_MEMORY, lib.NVS_STATUS_TOO_LARGE):
             return _NVML_ERROR_MEMORY
         raise SandboxError(f"{call.name}: the worker refused the call (status {status}); please report this")
 

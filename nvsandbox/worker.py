@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -45,8 +44,6 @@ LOOK_EVERY = 64
 """Calls from one look at the worker's memory to the next."""
 
 _serials = itertools.count(1)
-
-_TOO_LARGE = int(lib.NVS_STATUS_TOO_LARGE).to_bytes(4, sys.byteorder)
 
 
 _all: set[Worker] = set()
@@ -266,8 +263,6 @@ class Worker:
             if held is not None:
                 sent = len(frame) <= lib.NVS_LANE_FRAME
                 reply = self._on_channel("lane", held, frame, wait, until)
-                if reply is not None and reply[:4] == _TOO_LARGE:
-                    reply = None
             if reply is None:
                 held = self._channel("pipe", wait)
                 sent = True

@@ -52,10 +52,28 @@ nvs_buffers_frame (struct nvs_buffers *buffers, size_t size)
 }
 
 void
+nvs_buffers_forget_reply (struct nvs_buffers *buffers)
+{
+    free (buffers->kept);
+    buffers->kept = NULL;
+    buffers->kept_len = 0;
+    buffers->kept_fetched = false;
+}
+
+void
 nvs_buffers_trim (struct nvs_buffers *buffers)
 {
-    if (buffers->frame_size > FRAME_KEEP || buffers->places_size > FRAME_KEEP || buffers->strings_size > FRAME_KEEP)
-        nvs_buffers_free (buffers);
+    if (buffers->kept_fetched)
+        nvs_buffers_forget_reply (buffers);
+    if (buffers->frame_size > FRAME_KEEP || buffers->places_size > FRAME_KEEP || buffers->strings_size > FRAME_KEEP) {
+        free (buffers->frame);
+        free (buffers->places);
+        free (buffers->strings);
+        buffers->frame = NULL;
+        buffers->places = NULL;
+        buffers->strings = NULL;
+        buffers->frame_size = buffers->places_size = buffers->strings_size = buffers->strings_len = 0;
+    }
 }
 
 void
@@ -64,6 +82,7 @@ nvs_buffers_free (struct nvs_buffers *buffers)
     free (buffers->frame);
     free (buffers->places);
     free (buffers->strings);
+    free (buffers->kept);
     memset (buffers, 0, sizeof *buffers);
 }
 
@@ -120,7 +139,7 @@ check_layout (const struct nvs_buffers *buffers, uint32_t length, struct nvs_cal
     *places = 0;
     if (length < sizeof *request || request->args_count > NVS_ARGS_MAX || request->relocs_count > NVS_RELOCS_MAX)
         return NVS_STATUS_BAD_FRAME;
-    if ((request->op != NVS_OP_RESOLVE && request->op != NVS_OP_CALL)
+    if ((request->op != NVS_OP_RESOLVE && request->op != NVS_OP_CALL && request->op != NVS_OP_FETCH)
         || (request->flags & ~(uint32_t)(NVS_CALL_RETURNS_STRING | NVS_CALL_RETIRES)) != 0)
         return NVS_STATUS_BAD_FRAME;
     data_at = sizeof *request + request->relocs_count * (uint64_t)sizeof (struct nvs_reloc);
@@ -261,8 +280,9 @@ struct seen {
     unsigned count;
 };
 
-/* Copies a string of the library's to the reply's. 0 and its offset, or -1 without memory. */
-static int
+/* Copies a string of the library's to the reply's, and says at which offset. A few bytes of a frame can name a string of
+ * 4 KiB, so what is collected is bounded before it grows: NVS_STATUS_TOO_LARGE beyond what any channel carries. */
+static enum nvs_status
 collect (struct nvs_buffers *buffers, const struct nvs_call *call, struct seen *seen, uint64_t pointer, size_t *offset)
 {
     const char *text = (const char *)(uintptr_t)pointer;
@@ -273,7 +293,7 @@ collect (struct nvs_buffers *buffers, const struct nvs_call *call, struct seen *
     for (unsigned i = 0; i < seen->count && i < DEDUP; i++)
         if (seen->pointer[i] == pointer) {
             *offset = seen->offset[i];
-            return 0;
+            return NVS_STATUS_OK;
         }
     /* The library may have stored the address of a buffer that the caller passed in, without a NUL at its end. */
     if (pointer >= data && pointer - data <= call->request->data_len
@@ -281,12 +301,15 @@ collect (struct nvs_buffers *buffers, const struct nvs_call *call, struct seen *
         limit = call->request->data_len - (size_t)(pointer - data);
     length = strnlen (text, limit);
 
+    if (sizeof (struct nvs_reply) + (uint64_t)call->request->data_len + buffers->strings_len + length + 1
+        > NVS_FRAME_MAX)
+        return NVS_STATUS_TOO_LARGE;
     if (buffers->strings_size - buffers->strings_len < length + 1) {
         size_t size = round_up (buffers->strings_len + length + 1);
         char *strings = realloc (buffers->strings, size);
 
         if (strings == NULL)
-            return -1;
+            return NVS_STATUS_NO_MEMORY;
         buffers->strings = strings;
         buffers->strings_size = size;
     }
@@ -298,7 +321,7 @@ collect (struct nvs_buffers *buffers, const struct nvs_call *call, struct seen *
     seen->pointer[seen->count % DEDUP] = pointer;
     seen->offset[seen->count % DEDUP] = *offset;
     seen->count++;
-    return 0;
+    return NVS_STATUS_OK;
 }
 
 static void
@@ -316,25 +339,26 @@ retire (struct nvs_buffers *buffers, struct nvs_handles *handles, const struct n
 }
 
 /* What the caller gets to see of one place, from what the library left there. */
-static int
+static enum nvs_status
 translate (struct nvs_buffers *buffers, struct nvs_handles *handles, const struct nvs_call *call, struct seen *seen,
            const struct nvs_reloc *run, const struct nvs_place *place, uint64_t *value)
 {
-    size_t offset;
+    enum nvs_status status;
+    size_t offset = 0;
 
     /* Untouched places keep what the caller sent, the token of an object that this very call has freed included. */
     if (run->kind == NVS_RELOC_POINTER || *value == place->given) {
         *value = place->sent;
-        return 0;
+        return NVS_STATUS_OK;
     }
     if (run->kind == NVS_RELOC_HANDLE)
-        return nvs_handles_intern (handles, *value, run->handle_kind, value);
+        return nvs_handles_intern (handles, *value, run->handle_kind, value) < 0 ? NVS_STATUS_NO_MEMORY : NVS_STATUS_OK;
     if (*value == 0)
-        return 0;
-    if (collect (buffers, call, seen, *value, &offset) < 0)
-        return -1;
-    *value = NVS_STRING_OUT + offset;
-    return 0;
+        return NVS_STATUS_OK;
+    status = collect (buffers, call, seen, *value, &offset);
+    if (status == NVS_STATUS_OK)
+        *value = NVS_STRING_OUT + offset;
+    return status;
 }
 
 /* As in decoding, everything is read before anything is written, so that places named twice are translated once. */
@@ -346,12 +370,53 @@ restore (struct nvs_buffers *buffers, struct nvs_handles *handles, struct nvs_ca
     for (uint32_t r = 0; r < call->request->relocs_count; r++)
         for (uint32_t i = 0; i < call->relocs[r].count; i++, place++) {
             uint64_t value = get (place_at (call, &call->relocs[r], i));
+            enum nvs_status status = translate (buffers, handles, call, seen, &call->relocs[r], place, &value);
 
-            if (translate (buffers, handles, call, seen, &call->relocs[r], place, &value) < 0)
-                return NVS_STATUS_NO_MEMORY;
+            if (status != NVS_STATUS_OK)
+                return status;
             place->given = value;
         }
     write_places (buffers, call, true);
+    return NVS_STATUS_OK;
+}
+
+/* The function has run, so the reply must not get lost: what does not fit the channel is fetched from here. */
+static enum nvs_status
+keep_reply (struct nvs_buffers *buffers, const struct nvs_call *call, const struct nvs_reply *reply)
+{
+    const size_t length = sizeof *reply + reply->data_len + reply->strings_len;
+    unsigned char *kept = malloc (length);
+
+    if (kept == NULL)
+        return NVS_STATUS_NO_MEMORY;
+    memcpy (kept, reply, sizeof *reply);
+    memcpy (kept + sizeof *reply, call->data, reply->data_len);
+    if (reply->strings_len > 0)
+        memcpy (kept + sizeof *reply + reply->data_len, buffers->strings, reply->strings_len);
+    nvs_buffers_forget_reply (buffers);
+    buffers->kept = kept;
+    buffers->kept_len = length;
+    return NVS_STATUS_TOO_LARGE;
+}
+
+enum nvs_status
+nvs_frame_fetch (struct nvs_buffers *buffers, const struct nvs_call *call, uint32_t capacity, struct nvs_reply *reply,
+                 const unsigned char **part)
+{
+    const struct nvs_request *request = call->request;
+    size_t room = capacity - sizeof *reply;
+    uint64_t offset;
+    size_t left;
+
+    if (request->args_count != 0 || request->relocs_count != 0 || request->data_len != sizeof offset)
+        return NVS_STATUS_BAD_FRAME;
+    offset = get (call->data);
+    if (offset >= buffers->kept_len)
+        return NVS_STATUS_BAD_FRAME;
+    left = buffers->kept_len - (size_t)offset;
+    *part = buffers->kept + offset;
+    reply->data_len = (uint32_t)(left < room ? left : room);
+    buffers->kept_fetched = left <= room;
     return NVS_STATUS_OK;
 }
 
@@ -362,14 +427,16 @@ nvs_frame_encode (struct nvs_buffers *buffers, struct nvs_handles *handles, stru
     const bool returns_string = (call->request->flags & NVS_CALL_RETURNS_STRING) != 0;
     const uint32_t data_len = call->request->data_len;
     struct seen seen;
-    size_t offset;
+    size_t offset = 0;
 
     seen.count = 0;
     buffers->strings_len = 0;
     memset (reply, 0, sizeof *reply);
     if (returns_string) {
-        if (result != 0 && collect (buffers, call, &seen, result, &offset) < 0) {
-            reply->status = NVS_STATUS_NO_MEMORY;
+        if (result != 0)
+            reply->status = collect (buffers, call, &seen, result, &offset);
+        if (reply->status != NVS_STATUS_OK) {
+            buffers->strings_len = 0;
             return;
         }
         result = result != 0 ? 1 + offset : 0;
@@ -380,8 +447,6 @@ nvs_frame_encode (struct nvs_buffers *buffers, struct nvs_handles *handles, stru
             retire (buffers, handles, call);
     }
     reply->status = restore (buffers, handles, call, &seen);
-    if (reply->status == NVS_STATUS_OK && sizeof *reply + (uint64_t)data_len + buffers->strings_len > capacity)
-        reply->status = NVS_STATUS_TOO_LARGE;
     if (reply->status != NVS_STATUS_OK) {
         buffers->strings_len = 0;
         return;
@@ -389,4 +454,9 @@ nvs_frame_encode (struct nvs_buffers *buffers, struct nvs_handles *handles, stru
     reply->data_len = data_len;
     reply->strings_len = (uint32_t)buffers->strings_len;
     reply->result = result;
+    if (sizeof *reply + (uint64_t)data_len + buffers->strings_len <= capacity)
+        return;
+    *reply = (struct nvs_reply){ .status = keep_reply (buffers, call, reply) };
+    reply->result = reply->status == NVS_STATUS_TOO_LARGE ? buffers->kept_len : 0;
+    buffers->strings_len = 0;
 }

@@ -3,6 +3,7 @@
 #ifndef NVSANDBOX_WORKER_FRAME_H
 #define NVSANDBOX_WORKER_FRAME_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "../protocol.h"
@@ -24,11 +25,14 @@ struct nvs_buffers {
     char *strings; /* of the reply */
     size_t strings_size;
     size_t strings_len;
+    unsigned char *kept; /* a whole reply that did not fit its channel, for FETCH; NULL if there is none */
+    size_t kept_len;
+    bool kept_fetched; /* its last byte has been fetched */
 };
 
 /* Room for a frame of `size` bytes; what was in it is lost. NULL without memory. */
 void *nvs_buffers_frame (struct nvs_buffers *buffers, size_t size);
-/* After a reply: gives back what only an unusually large frame needed. */
+/* After a reply: gives back what only an unusually large frame needed, and a kept reply that was fetched. */
 void nvs_buffers_trim (struct nvs_buffers *buffers);
 void nvs_buffers_free (struct nvs_buffers *buffers);
 
@@ -47,8 +51,16 @@ enum nvs_status nvs_frame_decode (struct nvs_buffers *buffers, uint32_t length, 
 
 /* What the call left behind, made fit for the caller: handles become tokens, pointers what the caller sent, strings
  * are collected in buffers->strings. `result` is the function's, as it came from the register. Fills the reply;
- * its data are call->data. A reply of more than `capacity` bytes becomes NVS_STATUS_TOO_LARGE. */
+ * its data are call->data. A reply of more than `capacity` bytes is kept whole, and NVS_STATUS_TOO_LARGE says how large
+ * it is. */
 void nvs_frame_encode (struct nvs_buffers *buffers, struct nvs_handles *handles, struct nvs_call *call, uint64_t result,
                        uint32_t capacity, struct nvs_reply *reply);
+
+/* The part of the kept reply that FETCH asks for: NVS_STATUS_OK, *part and the length in reply->data_len; or
+ * NVS_STATUS_BAD_FRAME where nothing is kept there. */
+enum nvs_status nvs_frame_fetch (struct nvs_buffers *buffers, const struct nvs_call *call, uint32_t capacity,
+                                 struct nvs_reply *reply, const unsigned char **part);
+/* A kept reply is there until the channel's next call. */
+void nvs_buffers_forget_reply (struct nvs_buffers *buffers);
 
 #endif

@@ -139,6 +139,7 @@ nvs_serve_frame (struct nvs_serve *serve, struct nvs_buffers *buffers, uint32_t 
     struct nvs_reply *reply = &answer->reply;
     const struct entry *entry;
     const uint64_t *r;
+    const unsigned char *part = NULL;
     struct nvs_call call;
     uint64_t result;
     uint32_t index;
@@ -157,6 +158,13 @@ nvs_serve_frame (struct nvs_serve *serve, struct nvs_buffers *buffers, uint32_t 
         answer->data = call.data;
         return;
     }
+
+    if (call.request->op == NVS_OP_FETCH) {
+        reply->status = nvs_frame_fetch (buffers, &call, capacity, reply, &part);
+        answer->data = part;
+        return;
+    }
+    nvs_buffers_forget_reply (buffers);
 
     index = call.request->function;
     if (index == 0 || index > atomic_load_explicit (&serve->count, memory_order_acquire)) {

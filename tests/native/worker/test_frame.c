@@ -103,7 +103,7 @@ test_layout (void)
             break;
     }
     SAME (length, right + 32); /* of all lengths just the one is right */
-    b.request.op = 3;
+    b.request.op = 4;
     SAME (decode (&b), NVS_STATUS_BAD_FRAME);
     b.request.op = NVS_OP_CALL;
     b.request.flags = 4;
@@ -249,6 +249,107 @@ test_out (void)
     reply = encode (0, (uint32_t)sizeof reply + 128 + sizeof name - 1);
     SAME (reply.status, NVS_STATUS_TOO_LARGE);
     SAME (reply.data_len + reply.strings_len, 0);
+    SAME (reply.result, sizeof reply + 128 + sizeof name);
+}
+
+static enum nvs_status
+fetch (uint64_t offset, uint32_t capacity, struct nvs_reply *reply, const unsigned char **part)
+{
+    static struct building b;
+    enum nvs_status status;
+
+    build_call (&b, 0, 0, sizeof offset);
+    b.request.op = NVS_OP_FETCH;
+    build_u64 (&b, 0, offset);
+    status = decode (&b);
+    if (status != NVS_STATUS_OK)
+        return status;
+    memset (reply, 0, sizeof *reply);
+    return nvs_frame_fetch (&buffers, &call, capacity, reply, part);
+}
+
+/* Defect 2: a reply that does not fit is kept, for its function has run. */
+static void
+test_kept (void)
+{
+    static struct building b;
+    static unsigned char whole[4096];
+    static const char name[] = "some metric";
+    const uint32_t capacity = sizeof (struct nvs_reply) + 50;
+    const unsigned char *part = NULL;
+    struct nvs_reply reply;
+    size_t got = 0;
+    size_t total;
+
+    build_call (&b, 1, 0, 64);
+    build_reloc (&b, NVS_RELOC_STRING, 0, 8, 1, 0);
+    SAME (decode (&b), NVS_STATUS_OK);
+    lib_writes (8, name);
+    reply = encode (5, capacity);
+    SAME (reply.status, NVS_STATUS_TOO_LARGE);
+    total = (size_t)reply.result;
+    SAME (total, sizeof reply + 64 + sizeof name);
+
+    while (got < total && fetch (got, capacity, &reply, &part) == NVS_STATUS_OK && reply.data_len > 0
+           && reply.data_len <= 50) {
+        memcpy (whole + got, part, reply.data_len);
+        got += reply.data_len;
+    }
+    SAME (got, total);
+    memcpy (&reply, whole, sizeof reply);
+    SAME (reply.status, NVS_STATUS_OK);
+    SAME (reply.result, 5);
+    SAME (reply.data_len, 64);
+    SAME (reply.strings_len, sizeof name);
+    SAME_TEXT ((const char *)whole + sizeof reply + 64, name);
+
+    SAME (fetch (total, capacity, &reply, &part), NVS_STATUS_BAD_FRAME);
+    SAME (fetch (UINT64_MAX, capacity, &reply, &part), NVS_STATUS_BAD_FRAME);
+    SAME (fetch (total - 1, capacity, &reply, &part), NVS_STATUS_OK);
+    SAME (reply.data_len, 1);
+    nvs_buffers_trim (&buffers); /* all of it was fetched */
+    SAME (fetch (0, capacity, &reply, &part), NVS_STATUS_BAD_FRAME);
+
+    build_call (&b, 0, 0, 9);
+    b.request.op = NVS_OP_FETCH;
+    SAME (decode (&b), NVS_STATUS_OK);
+    SAME (nvs_frame_fetch (&buffers, &call, capacity, &reply, &part), NVS_STATUS_BAD_FRAME);
+}
+
+/* Defect 10: each place of eight bytes may name a string of 4 KiB, so strings are bounded before they grow. */
+static void
+test_many_strings (void)
+{
+    enum {
+        PLACES = 20000,
+        TEXTS = 64
+    }; /* more texts than are remembered, so that each is copied */
+    static char texts[TEXTS][NVS_STRING_MAX];
+    static struct nvs_request request;
+    struct nvs_reloc run = { .kind = NVS_RELOC_STRING, .count = PLACES, .stride = 8 };
+    const size_t data_at = (sizeof request + sizeof run + NVS_DATA_ALIGN - 1) / NVS_DATA_ALIGN * NVS_DATA_ALIGN;
+    const uint32_t length = (uint32_t)data_at + 8 * PLACES;
+    unsigned char *frame = nvs_buffers_frame (&buffers, length);
+    struct nvs_reply reply;
+
+    for (int i = 0; i < TEXTS; i++)
+        memset (texts[i], 'x', NVS_STRING_MAX - 1);
+    request.op = NVS_OP_CALL;
+    request.relocs_count = 1;
+    request.data_len = 8 * PLACES;
+    memset (frame, 0, length);
+    memcpy (frame, &request, sizeof request);
+    memcpy (frame + sizeof request, &run, sizeof run);
+    SAME (nvs_frame_decode (&buffers, length, handles, &call, &wrong_index), NVS_STATUS_OK);
+    for (size_t i = 0; i < PLACES; i++)
+        lib_writes (8 * i, texts[i % TEXTS]);
+    reply = encode (0, 1u << 20);
+    SAME (reply.status, NVS_STATUS_TOO_LARGE);
+    SAME (reply.result, 0); /* larger than any channel carries */
+    SAME (reply.data_len + reply.strings_len, 0);
+    TRUE (buffers.strings_size <= NVS_FRAME_MAX);
+    nvs_buffers_trim (&buffers);
+    SAME (buffers.strings_size, 0);
 }
 
 /* Places that overlap in part would make addresses that nobody checked. */
@@ -364,6 +465,8 @@ main (void)
     test_runs ();
     test_bad_changes_nothing ();
     test_out ();
+    test_kept ();
+    test_many_strings ();
     test_overlap ();
     test_twice ();
     test_string_result ();
