@@ -133,6 +133,7 @@ struct nvs_start {
     uint32_t devices_count;
     uint32_t libraries_count;
     uint32_t strings_len;
+    uint32_t spinning_max; /* how many of the worker's threads may spin at a time */
     uint32_t device_minors[NVS_DEVICES_MAX];
 };
 

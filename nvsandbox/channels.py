@@ -60,7 +60,8 @@ class Lane:
         self._length = ffi.new("uint32_t *")
         error = ffi.new("struct nvs_error *")
         fd = ffi.new("int32_t *")
-        lane = lib.nvs_lane_new(self._link is None or self._link.looking_max > 0, fd, error)
+        spinning_max = lib.nvs_looking_max() if self._link is None else self._link.looking_max
+        lane = lib.nvs_lane_new(spinning_max > 0, fd, error)
         if not lane:
             raise own_error(start_error(error))
         self._lane = lane
@@ -82,7 +83,8 @@ class Lane:
         return reply if not total else self._fetch(total, wait, until)
 
     def _fetch(self, total: int, wait: Callable[[], None], until: float | None) -> memoryview:
-        """A reply of `total` bytes that the worker keeps, piece by piece. The function has run: it is not called again."""
+        """A reply of `total` bytes that the worker keeps, piece by piece, for the function has run and is not called
+        again."""
         if not self._capacity < total <= lib.NVS_FRAME_MAX:
             raise marshal.BrokenReply(f"a kept reply of {total} bytes")
         kept = bytearray()

@@ -52,4 +52,5 @@ def start(
         packet.device_minors[index] = minor
     packet.libraries_count = len(libraries)
     packet.strings_len = len(strings)
+    packet.spinning_max = lib.nvs_looking_max()
     return bytes(ffi.buffer(packet)) + strings

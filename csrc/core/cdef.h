@@ -108,6 +108,7 @@ struct nvs_start {
     uint32_t devices_count;
     uint32_t libraries_count;
     uint32_t strings_len;
+    uint32_t spinning_max;
     uint32_t device_minors[...];
     ...;
 };
@@ -185,6 +186,8 @@ const struct nvs_core_mig *nvs_core_mig (uint32_t index);
 
 int nvs_look_file_system (const char *path, uint64_t *type);
 int nvs_look_capabilities (uint64_t *effective);
+
+int nvs_looking_max (void);
 
 int nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struct nvs_error *error);
 

@@ -63,8 +63,8 @@ struct nvs_channels {
     struct channel *first;
     uint32_t count;
     _Atomic bool stopping;
-    _Atomic int spinning; /* threads that spin now, and how many may: */
-    int spinning_max;     /* half of the CPUs, for at the other end a caller spins; none if there is only one */
+    _Atomic uint32_t spinning; /* threads that spin now, and how many may: */
+    uint32_t spinning_max;     /* the caller counts the CPUs, with the quotas of its cgroups (csrc/core/cpus.c) */
 };
 
 /* ---- helpers ------------------------------------------------------------------------------------------ */
@@ -81,19 +81,6 @@ static void
 futex_wake (_Atomic uint32_t *word)
 {
     (void)syscall (SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-static int
-spinners_allowed (void)
-{
-    cpu_set_t set;
-    int cpus;
-
-    /* EINVAL: more than 1024 CPUs. */
-    if (sched_getaffinity (0, sizeof set, &set) < 0)
-        return 512;
-    cpus = CPU_COUNT (&set);
-    return cpus / 2;
 }
 
 /* Takes a request on, unless the worker is about to end. nvs_channels_drain () writes `stopping` and then reads `busy`;
@@ -405,7 +392,7 @@ thread_main (void *argument)
 }
 
 struct nvs_channels *
-nvs_channels_new (struct nvs_library *lib, uint32_t generation)
+nvs_channels_new (struct nvs_library *lib, uint32_t generation, uint32_t spinning_max)
 {
     struct nvs_channels *channels = calloc (1, sizeof *channels);
 
@@ -417,7 +404,7 @@ nvs_channels_new (struct nvs_library *lib, uint32_t generation)
         free (channels);
         return NULL;
     }
-    channels->spinning_max = spinners_allowed ();
+    channels->spinning_max = spinning_max;
     return channels;
 }
 

@@ -10,8 +10,9 @@
 
 struct nvs_channels;
 
-/* The library is loaded already. `generation`: 20 random bits for the handle tokens. NULL without memory. */
-struct nvs_channels *nvs_channels_new (struct nvs_library *lib, uint32_t generation);
+/* The library is loaded already. `generation`: 20 random bits for the handle tokens; `spinning_max`: how many threads may
+ * spin at a time. NULL without memory. */
+struct nvs_channels *nvs_channels_new (struct nvs_library *lib, uint32_t generation, uint32_t spinning_max);
 
 /* Starts to serve a channel. Takes the descriptor in any case. `size` is a lane's. */
 int nvs_channels_open (struct nvs_channels *channels, uint32_t kind, int fd, uint64_t size, struct nvs_error *error);

@@ -222,6 +222,7 @@ nvs_control_parse_start (const struct nvs_control *control, struct nvs_options *
     options->devices_count = start.devices_count;
     memcpy (options->device_minors, start.device_minors, sizeof options->device_minors);
     options->libraries_count = start.libraries_count;
+    options->spinning_max = start.spinning_max;
     memcpy (options->text, control->packet + sizeof start, start.strings_len);
     if (split_strings (options, start.strings_len, error) != 0)
         return -1;

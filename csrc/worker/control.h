@@ -28,6 +28,7 @@ struct nvs_options {
     const char *driver_root;
     const char *dev_root;
     const char *simulator;
+    uint32_t spinning_max; /* threads that may spin at a time */
     uint32_t libraries_count;
     const char *libraries[NVS_LIBRARIES_MAX];
     char text[NVS_MESSAGE_MAX];

@@ -585,7 +585,7 @@ run (struct worker *worker)
     if (watching != 0 || load_and_init (worker) != 0)
         fail (worker);
     (void)eventfd_write (worker->watch_done, 1);
-    channels = nvs_channels_new (&worker->library, draw_generation ());
+    channels = nvs_channels_new (&worker->library, draw_generation (), worker->options.spinning_max);
     if (channels == NULL) {
         (void)nvs_fail (&worker->failed.error, NVS_STEP_CHANNEL, ENOMEM, NULL, "no memory for the channels");
         fail (worker);

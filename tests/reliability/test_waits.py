@@ -58,15 +58,14 @@ def test_with_one_cpu_nobody_looks() -> None:
     assert waits["sleeps"] >= 200
 
 
-def calls_under_a_quota(limit: str) -> dict[str, int]:
-    """Where /sys/fs/cgroup says that this process has so much CPU time in each period, both in microseconds."""
+def set_quota() -> None:
+    """Has /sys/fs/cgroup say that this process has $QUOTA: CPU time and period, both in microseconds."""
     import os
     from pathlib import Path
 
     import host
 
-    import nvsandbox
-
+    limit = os.environ["QUOTA"]
     host.mount("cgroups", "/sys/fs/cgroup", "tmpfs", 0, "mode=755")
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         controllers, group = line.split(":", 2)[1:]
@@ -77,6 +76,11 @@ def calls_under_a_quota(limit: str) -> dict[str, int]:
             os.makedirs(folder, exist_ok=True)
             for name, value in zip(("cpu.cfs_quota_us", "cpu.cfs_period_us"), limit.split(), strict=True):
                 Path(folder, name).write_text(value)
+
+
+def calls_under_a_quota() -> dict[str, int]:
+    import nvsandbox
+
     with nvsandbox.nvml_isolated(simulate="t4,latency_us=300") as nvml:
         device = nvml.nvmlDeviceGetHandleByIndex(0)
         for _ in range(50):
@@ -89,7 +93,7 @@ def calls_under_a_quota(limit: str) -> dict[str, int]:
 @pytest.mark.parametrize(("limit", "looking"), [("199000 100000", 0), ("200000 100000", 1)])
 def test_with_the_time_of_one_cpu_nobody_looks(host: Host, limit: str, looking: int) -> None:
     require(os.path.isdir("/sys/fs/cgroup"), "a folder for cgroups")
-    waits = host.run(calls_under_a_quota, limit=limit)
+    waits = host.run(calls_under_a_quota, setup=set_quota, env={"QUOTA": limit})
     assert waits["looking_max"] == looking
     assert looking or waits["looks"] == 0
 
@@ -190,3 +194,43 @@ def test_a_long_wait_hardly_looks() -> None:
             nvml.nvmlEventSetWait_v2(events, 1500)
         assert 5 <= looks.count("nvmlEventSetWait_v2") <= 20
         nvml.nvmlEventSetFree(events)
+
+
+def worker_sleeps(fast: bool) -> int:
+    """How often the threads of a worker have gone to sleep over 200 calls, each of which comes 100 microseconds after
+    the one before: a worker that may spin does so in between."""
+    import re
+    import time
+    from pathlib import Path
+
+    import nvsandbox
+    from nvsandbox import plans
+
+    plans.available = fast
+    with nvsandbox.nvml_isolated(simulate="t4", transport="shm") as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        assert (nvml.session.link is not None) == fast
+
+        def sleeps() -> int:
+            tasks = Path(f"/proc/{nvml.session.pid}/task").iterdir()
+            found = [
+                re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text(), re.M) for task in tasks
+            ]
+            return sum(int(one[1]) for one in found)
+
+        before = sleeps()
+        for _ in range(200):
+            nvml.nvmlDeviceGetTemperature(device, 0)
+            end = time.perf_counter() + 0.0001
+            while time.perf_counter() < end:
+                pass
+        return sleeps() - before
+
+
+@several
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_quota_holds_for_the_worker_as_well(host: Host, fast: bool) -> None:
+    """Defect 1: with the CPU time of less than two CPUs the worker sleeps between calls, with and without the fast
+    path. (Where it may spin and nothing else uses the CPUs, it sleeps in a few of these pauses alone.)"""
+    require(os.path.isdir("/sys/fs/cgroup"), "a directory for cgroups")
+    assert host.run(worker_sleeps, setup=set_quota, env={"QUOTA": "199000 100000"}, fast=fast) > 100

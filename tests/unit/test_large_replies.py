@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -74,9 +73,7 @@ def get_metrics(nvml: object) -> list[bytes]:
     get = pynvml.c_nvmlGpmMetricsGet_t()
     assert nvml.nvmlGpmMetricsGet(get) is get  # type: ignore[attr-defined]
     return [
-        getattr(get.metrics[i].metricInfo, name)
-        for i in range(COUNT)
-        for name, _ in pynvml.c_metricInfo_t._fields_
+        getattr(get.metrics[i].metricInfo, name) for i in range(COUNT) for name, _ in pynvml.c_metricInfo_t._fields_
     ]
 
 

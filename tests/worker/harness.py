@@ -32,7 +32,7 @@ STEPS = ["none", "spawn", "hello", "descriptors", "user_ns", "id_map", "mount_ns
 STEPS += ["dev_tmpfs", "dev_base", "dev_nvidia", "params", "caps", "no_new_privs", "landlock", "seccomp", "check"]
 STEPS += ["verify", "library", "init", "channel"]
 
-START_LAYOUT = "=III32sIIIII256I"
+START_LAYOUT = "=III32sIIIIII256I"
 REPORT_LAYOUT = f"@III32sIiQQQQIIIiQ{len(STEPS)}Q256s"
 FAILED_LAYOUT = "@IIIi256s512s4096s"
 OPEN_LAYOUT = "@IIIIQ"
@@ -105,6 +105,7 @@ def pack_start(
         "devices_count": len(minors),
         "libraries_count": len(libraries),
         "strings_len": len(strings),
+        "spinning_max": 1,
     }
     strings = changed.pop("strings", strings)
     fields.update(changed)

@@ -41,7 +41,7 @@ worker (const char *library, uint32_t kind, int fd)
 
     if (nvs_library_load (&lib, &library, 1, tried, sizeof tried, &error) < 0)
         _exit (1);
-    channels = nvs_channels_new (&lib, 1);
+    channels = nvs_channels_new (&lib, 1, 1);
     if (channels == NULL || nvs_channels_open (channels, kind, fd, NVS_LANE_SIZE, &error) < 0)
         _exit (1);
     while (nvs_channels_count (channels) > 0)

@@ -463,7 +463,7 @@ main (int argc, char **argv)
 
     if (argc != 2 || nvs_library_load (&lib, &candidate, 1, tried, sizeof tried, &error) < 0)
         return 99;
-    channels = nvs_channels_new (&lib, GENERATION);
+    channels = nvs_channels_new (&lib, GENERATION, 1);
     if (channels == NULL)
         return 99;
     test_calls (NVS_CHANNEL_LANE);
