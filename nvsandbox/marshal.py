@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvsandbox._core import lib
+from nvsandbox.errors import nvml_error
 
 _HEADER = struct.Struct("=6I")
 _ARG = struct.Struct("=IIQ")
@@ -42,6 +43,8 @@ _RELOC_HANDLE: int = lib.NVS_RELOC_HANDLE
 _RELOC_POINTER: int = lib.NVS_RELOC_POINTER
 _RELOC_STRING: int = lib.NVS_RELOC_STRING
 _STRING_OUT = 1 << 63  # NVS_STRING_OUT
+_ARGUMENTS_MAX = FRAME_MAX - (1 << 20)  # the rest is for what describes them
+_NVML_ERROR_MEMORY = 20
 
 SimpleType: Any = ctypes.c_int.__mro__[1]  # ctypes._SimpleCData
 PointerType: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]  # ctypes._Pointer
@@ -296,25 +299,68 @@ class _Segment:
     # was sent)
     pointers: list[tuple[int, int, int]] = field(default_factory=list)
     strings: list[tuple[int, int, int]] = field(default_factory=list)
+    layouts: list[tuple[int, Layout]] = field(default_factory=list)  # what was found to lie in it, and where
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+    def translated(self) -> set[int]:
+        """The places in it that its layouts have."""
+        found: set[int] = set()
+        for at, layout in self.layouts:
+            runs = [run for run, _ in layout.handles] + [run for run, _ in layout.pointers] + list(layout.strings)
+            found.update(at + place for run in runs for place in run.places())
+        return found
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """`size` bytes at `address`, which are a `ctype`; if `owner` is not None, they are at `place` in that object."""
+
+    address: int
+    ctype: Any
+    size: int
+    owner: Any
+    place: int
+
+
+class _Contains(Exception):
+    """This memory has to be sent as one, before what was found to lie in it."""
+
+    def __init__(self, memory: _Memory) -> None:
+        self.memory = memory
 
 
 class Call:
     """One call: its frame, and where the parts of the reply go."""
 
-    __slots__ = ("_args", "_data", "_owners", "_relocs", "_roots", "_segments", "flags", "name")
+    __slots__ = ("_args", "_data", "_first", "_owners", "_relocs", "_roots", "_segments", "flags", "name")
 
     def __init__(self, name: str, arguments: tuple[Any, ...], flags: int = 0) -> None:
         self.name = name
         self.flags = flags
+        self._owners: list[tuple[int, int, Any]] | None = None
+        self._roots = arguments
+        self._first: list[_Memory] = []
+        if len(arguments) > ARGS_MAX:
+            raise TypeError(f"{name}: {len(arguments)} arguments; no NVML function takes more than {ARGS_MAX}")
+        while True:
+            try:
+                self._make()
+                break
+            except _Contains as found:
+                # Largest first, so that each finds itself in what contains it.
+                self._first = sorted([*self._first, found.memory], key=lambda memory: -memory.size)
+
+    def _make(self) -> None:
         self._args: list[tuple[int, int, int]] = []
         self._relocs: list[tuple[int, int, int, int, int, int]] = []
         self._segments: list[_Segment] = []
         self._data = bytearray()
-        self._owners: list[tuple[int, int, Any]] | None = None
-        self._roots = arguments
-        if len(arguments) > ARGS_MAX:
-            raise TypeError(f"{name}: {len(arguments)} arguments; no NVML function takes more than {ARGS_MAX}")
-        for position, argument in enumerate(arguments, 1):
+        for memory in self._first:
+            self._segment(memory)
+        for position, argument in enumerate(self._roots, 1):
             self._args.append(self._argument(position, argument))
 
     # -- arguments
@@ -337,6 +383,7 @@ class Call:
         if isinstance(argument, SimpleType):
             return self._simple(position, argument)
         if isinstance(argument, bytes):
+            self._check_room(len(argument))
             return self._bytes(argument + b"\0")
         if isinstance(argument, str):
             return self._bytes(bytes(ctypes.create_unicode_buffer(argument)))
@@ -440,47 +487,82 @@ class Call:
         if len(data) % ALIGN:
             data.extend(bytes(-len(data) % ALIGN))
         offset = len(data)
+        self._check_room(len(content))
         data += content
-        if len(data) > FRAME_MAX - (1 << 20):
-            raise ValueError(f"{self.name}: more than {FRAME_MAX >> 20} MiB of arguments")
         return offset
 
-    def _memory(self, address: int, ctype: Any, size: int, owner: Any = None, place: int = 0) -> tuple[int, int, int]:
-        return _DATA, 0, self._segment(address, ctype, size, owner, place)
+    def _check_room(self, size: int) -> None:
+        """Before `size` bytes are copied."""
+        if len(self._data) + size > _ARGUMENTS_MAX:
+            raise nvml_error(
+                _NVML_ERROR_MEMORY,
+                f"{self.name}: {len(self._data) + size} bytes of arguments, and a call carries at most "
+                f"{_ARGUMENTS_MAX}: pass smaller arrays; was a count that NVML gave too large to be true?",
+            )
 
-    def _segment(self, address: int, ctype: Any, size: int, owner: Any, place: int) -> int:
-        """The offset in the data of `size` bytes at `address`, which are a `ctype`; they are at `place` in the object
-        `owner`, if that is not None."""
+    def _memory(self, address: int, ctype: Any, size: int, owner: Any = None, place: int = 0) -> tuple[int, int, int]:
+        return _DATA, 0, self._segment(_Memory(address, ctype, size, owner, place))
+
+    def _segment(self, memory: _Memory) -> int:
+        """The offset of this memory in the data. What overlaps is one memory to NVML as well, in whichever order and
+        by whichever types it is passed."""
+        address, size = memory.address, memory.size
+        end = address + size
         for known in self._segments:
-            if known.address == address and known.size >= size and known.size:
-                return known.offset  # passed twice: one memory there too
-        content = ctypes.string_at(address, size) if owner is None else _read(owner, place, size)
-        segment = _Segment(self._append(content), address, size, owner, place)
+            if not known.size:
+                continue
+            if known.address <= address and end <= known.end:
+                if not layout_of(memory.ctype).plain:
+                    self._translate(known, address - known.address, memory.ctype)
+                return known.offset + address - known.address
+            if address < known.end and known.address < end:
+                if address <= known.address and known.end <= end:
+                    raise _Contains(memory)
+                first, size = min(address, known.address), max(end, known.end) - min(address, known.address)
+                raise _Contains(_Memory(first, ctypes.c_ubyte * size, size, None, 0))
+        self._check_room(size)
+        content = ctypes.string_at(address, size) if memory.owner is None else _read(memory.owner, memory.place, size)
+        segment = _Segment(self._append(content), address, size, memory.owner, memory.place)
         self._segments.append(segment)
+        self._translate(segment, 0, memory.ctype)
+        return segment.offset
+
+    def _translate(self, segment: _Segment, at: int, ctype: Any) -> None:
+        """Translates the handles, pointers and strings of a `ctype` that lies at `at` in a segment."""
         layout = layout_of(ctype) if not issubclass(ctype, ctypes.Array) else array_layout(ctype._type_, ctype._length_)
         if layout.plain:
-            return segment.offset
-        for run, kind in layout.handles:
-            self._relocate(_RELOC_HANDLE, kind, segment, run)
-            segment.handles.append((run, kind))
-        for run, target in layout.pointers:
-            for place in run.places():
-                value = _U64.unpack_from(self._data, segment.offset + place)[0]
-                sent = 0
-                if value and ctypes.sizeof(target):
-                    told = _told_count(ctype, address, place, target)
-                    sent = self._pointed(value, target, told)[2] + 1
-                _U64.pack_into(self._data, segment.offset + place, sent)
-                segment.pointers.append((place, value, sent))
-            self._relocate(_RELOC_POINTER, 0, segment, run)
-        for run in layout.strings:
-            for place in run.places():
-                value = _U64.unpack_from(self._data, segment.offset + place)[0]
-                sent = self._append(ctypes.string_at(value) + b"\0") + 1 if value else 0
-                _U64.pack_into(self._data, segment.offset + place, sent)
-                segment.strings.append((place, value, sent))
-            self._relocate(_RELOC_STRING, 0, segment, run)
-        return segment.offset
+            return
+        done = segment.translated()
+        segment.layouts.append((at, layout))  # first: a structure may point to itself
+
+        def missing(run: Run) -> list[Run]:
+            if not done:
+                return [Run(at + run.offset, run.count, run.stride)]
+            return [Run(at + place, 1, 8) for place in run.places() if at + place not in done]
+
+        for whole, kind in layout.handles:
+            for run in missing(whole):
+                self._relocate(_RELOC_HANDLE, kind, segment, run)
+                segment.handles.append((run, kind))
+        for whole, target in layout.pointers:
+            for run in missing(whole):
+                for place in run.places():
+                    value = _U64.unpack_from(self._data, segment.offset + place)[0]
+                    sent = 0
+                    if value and ctypes.sizeof(target):
+                        told = _told_count(ctype, segment.address + at, place - at, target)
+                        sent = self._pointed(value, target, told)[2] + 1
+                    _U64.pack_into(self._data, segment.offset + place, sent)
+                    segment.pointers.append((place, value, sent))
+                self._relocate(_RELOC_POINTER, 0, segment, run)
+        for whole in layout.strings:
+            for run in missing(whole):
+                for place in run.places():
+                    value = _U64.unpack_from(self._data, segment.offset + place)[0]
+                    sent = self._append(ctypes.string_at(value) + b"\0") + 1 if value else 0
+                    _U64.pack_into(self._data, segment.offset + place, sent)
+                    segment.strings.append((place, value, sent))
+                self._relocate(_RELOC_STRING, 0, segment, run)
 
     def _relocate(self, kind: int, handle: int, segment: _Segment, run: Run) -> None:
         self._relocs.append((kind, handle, segment.offset + run.offset, run.count, run.stride, 0))

@@ -625,6 +625,15 @@ take_scalar (PyObject *object, const struct plan_arg *arg, uint64_t *value)
 }
 
 static bool
+overlap (const void *one, size_t one_size, const void *other, size_t other_size)
+{
+    const uintptr_t a = (uintptr_t)one;
+    const uintptr_t b = (uintptr_t)other;
+
+    return a == b || (a < b ? b - a < one_size : a - b < other_size);
+}
+
+static bool
 fits (const struct plan *plan, PyObject *const *args, Py_ssize_t count, struct given *given)
 {
     if (count != plan->count)
@@ -664,9 +673,9 @@ fits (const struct plan *plan, PyObject *const *args, Py_ssize_t count, struct g
             break;
         default: return false;
         }
-        /* One memory passed twice is one memory to NVML, too: the marshaller sees to that. */
+        /* What overlaps is one memory to NVML, too: the marshaller sees to that. */
         for (int j = 0; given->memory[i] != NULL && j < i; j++)
-            if (given->memory[j] == given->memory[i])
+            if (given->memory[j] != NULL && overlap (given->memory[i], arg->size, given->memory[j], plan->args[j].size))
                 return false;
     }
     return true;
