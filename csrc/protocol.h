@@ -76,13 +76,15 @@ enum nvs_step {
     NVS_STEP_COUNT
 };
 
+#define NVS_PATH_MAX 4096u /* PATH_MAX: no path that the kernel takes is longer */
+
 /* One convention in all of csrc: what can fail returns 0 or -1 and fills this. The size is fixed, so that it needs no
- * allocation and crosses the control connection as it is. Text is NUL-terminated by the writer; the reader
- * terminates it again. */
+ * allocation and crosses the control connection as it is. Text is NUL-terminated by the writer, and ends
+ * with an ellipsis where it was cut; the reader terminates it again. */
 struct nvs_error {
     uint32_t step; /* enum nvs_step */
     int32_t err;   /* errno, or 0 where none applies */
-    char path[256];
+    char path[NVS_PATH_MAX];
     char detail[512];
 };
 
@@ -154,14 +156,14 @@ struct nvs_report {
     int32_t init_result; /* READY: what nvmlInit returned, an nvmlReturn_t */
     uint64_t began_ns;   /* CLOCK_MONOTONIC as the worker's main began: what was before is exec and the loader */
     uint64_t step_ns[NVS_STEP_COUNT]; /* how long each step took, 0 where it was not needed */
-    char library[256];                /* READY: the path that was loaded */
+    char library[NVS_PATH_MAX];       /* READY: the path that was loaded */
 };
 
 struct nvs_failed {
     struct nvs_message message;
     struct nvs_error error;
-    /* LIBRARY: what became of each candidate: "path: reason\n" each, as much as fits. */
-    char tried[4096];
+    /* LIBRARY: what became of each candidate: "path: reason\n" each, as much as fits, and then how many more there are. */
+    char tried[32768];
 };
 
 enum nvs_channel_kind {

@@ -253,6 +253,12 @@ _ENVIRONMENT: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
     "recycle_after": (("NVSANDBOX_RECYCLE_AFTER",), str),
 }
 
+# DRA drivers and operators set it for all their containers, and mean the host's.
+_HOST_ROOT = (
+    "; in a container this variable is often a path on the host: say with NVSANDBOX_DRIVER_ROOT where that root is "
+    "mounted here"
+)
+
 
 def _from_environment(name: str, environment: Mapping[str, str]) -> tuple[bool, object]:
     variables, convert = _ENVIRONMENT[name]
@@ -262,7 +268,8 @@ def _from_environment(name: str, environment: Mapping[str, str]) -> tuple[bool, 
             try:
                 return True, _CHECKS[name](convert(text))
             except (ValueError, TypeError) as error:
-                raise ValueError(f"environment variable {variable}={text!r}: {error}") from None
+                remedy = _HOST_ROOT if variable == "NVIDIA_DRIVER_ROOT" else ""
+                raise ValueError(f"environment variable {variable}={text!r}: {error}{remedy}") from None
     return False, None
 
 

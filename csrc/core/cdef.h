@@ -77,7 +77,7 @@
 struct nvs_error {
     uint32_t step;
     int32_t err;
-    char path[256];
+    char path[...];
     char detail[512];
 };
 
@@ -129,7 +129,7 @@ struct nvs_report {
     int32_t init_result;
     uint64_t began_ns;
     uint64_t step_ns[...];
-    char library[256];
+    char library[...];
     ...;
 };
 

@@ -23,7 +23,11 @@
 #include "ladder.h"
 #include "say.h"
 
-#define MINORS 250u /* 254 and 255 are nvidia-modeset and nvidiactl */
+#define SHOWN_MAX 300
+#define MINORS    250u /* 254 and 255 are nvidia-modeset and nvidiactl */
+
+#define VARIABLE(name)     "environment variable " name
+#define NVIDIA_DRIVER_ROOT VARIABLE ("NVIDIA_DRIVER_ROOT")
 
 static const char help[] =
     "Usage: nvsandbox-run [OPTION...] -- COMMAND [ARGUMENT...]\n"
@@ -49,10 +53,18 @@ struct given {
     const char *value; /* NULL: not given */
 };
 
+/* What stands behind a value in an error, which is shown up to SHOWN_MAX bytes. */
+static const char *
+cut (const struct given *given)
+{
+    return strlen (given->value) > SHOWN_MAX ? "\xe2\x80\xa6" : "";
+}
+
 static int
 wrong (struct nvs_error *error, const struct given *given, const char *expected)
 {
-    return nvs_fail (error, NVS_STEP_NONE, 0, NULL, "%s: '%.100s': expected %s", given->name, given->value, expected);
+    return nvs_fail (error, NVS_STEP_NONE, 0, NULL, "%s: '%.*s%s': expected %s", given->name, SHOWN_MAX, given->value,
+                     cut (given), expected);
 }
 
 static int
@@ -110,7 +122,14 @@ not_a_root (const char *path)
 static int
 wrong_root (struct nvs_error *error, const struct given *given, const char *problem, const char *expected)
 {
-    return nvs_fail (error, NVS_STEP_NONE, 0, NULL, "%s: '%.100s'%s %s", given->name, given->value, problem, expected);
+    /* DRA drivers and operators set it for all their containers, and mean the host's. */
+    const bool of_the_host = strcmp (given->name, NVIDIA_DRIVER_ROOT) == 0;
+
+    return nvs_fail (error, NVS_STEP_NONE, 0, NULL, "%s: '%.*s%s'%s %s%s", given->name, SHOWN_MAX, given->value,
+                     cut (given), problem, expected,
+                     of_the_host ? "; in a container this variable is often a path on the host: say with "
+                                   "NVSANDBOX_DRIVER_ROOT where that root is mounted here"
+                                 : "");
 }
 
 static bool
@@ -169,7 +188,7 @@ from_environment (struct given *given, const char *name, const char *shown)
         *given = (struct given){ .name = shown, .value = value };
 }
 
-#define FROM_ENVIRONMENT(given, name) from_environment (given, name, "environment variable " name)
+#define FROM_ENVIRONMENT(given, name) from_environment (given, name, VARIABLE (name))
 
 /* What `nvsandbox run` heeds and this cannot. The program gets it all the same, for it may use nvsandbox itself. */
 static void

@@ -332,7 +332,7 @@ nvs_ladder_choose (const struct nvs_plan *plan, char *why, size_t size, struct n
     }
     for (size_t i = 0; i < sizeof ladder / sizeof *ladder; i++) {
         unsigned int bit = 1u << ladder[i];
-        char text[1024];
+        static char text[NVS_SAY_MAX];
 
         if ((left & bit) == 0)
             continue;
@@ -344,6 +344,8 @@ nvs_ladder_choose (const struct nvs_plan *plan, char *why, size_t size, struct n
             return ladder[i];
         if (!is_about_the_step (&trial->error)) {
             *error = trial->error;
+            if (length > 0 && length < size)
+                (void)snprintf (why + length, size - length, "%s: ", nvs_ladder_name (ladder[i]));
             return 0;
         }
         nvs_say_text (&trial->error, text, sizeof text);

@@ -32,17 +32,23 @@
 
 #define ARGUMENTS_MIN 4
 
+/* `before`: why the steps of the ladder before this one are not possible, and which one this is; "" at the first. */
 static __attribute__ ((noreturn)) void
-fail (const struct nvs_plan *plan, const char *before, const struct nvs_error *error)
+fail_as (const struct nvs_plan *plan, const char *type, const char *before, const struct nvs_error *error)
 {
-    char text[1024];
-    char all[4096];
+    static char text[NVS_SAY_MAX];
+    static char all[NVS_SAY_ALL_MAX];
 
     nvs_say_text (error, text, sizeof text);
-    (void)snprintf (all, sizeof all, "%s%s", before, text);
-    nvs_say (all, before[0] != '\0' ? "SandboxUnavailable" : "SandboxStartError", NVS_EXIT_FAILED,
-             (plan->run.flags & NVS_RUN_JSON) != 0);
+    nvs_mark_cut (all, sizeof all, snprintf (all, sizeof all, "%s%s", before, text));
+    nvs_say (all, type, NVS_EXIT_FAILED, (plan->run.flags & NVS_RUN_JSON) != 0);
     _exit (NVS_EXIT_FAILED);
+}
+
+static __attribute__ ((noreturn)) void
+fail (const struct nvs_plan *plan, const struct nvs_error *error)
+{
+    fail_as (plan, "SandboxStartError", "", error);
 }
 
 static int
@@ -93,9 +99,9 @@ become (const struct nvs_plan *plan, const char *file, char **argv, char **envir
 {
     int err = execute (file, argv, environment);
     int status = err == ENOENT || err == ENOTDIR ? NVS_EXIT_NOT_FOUND : NVS_EXIT_CANNOT_RUN;
-    char text[1024];
+    char text[NVS_PATH_MAX + 256];
 
-    (void)snprintf (text, sizeof text, "cannot run %s: %s", file, exec_reason (err));
+    nvs_mark_cut (text, sizeof text, snprintf (text, sizeof text, "cannot run %s: %s", file, exec_reason (err)));
     nvs_say (text, "CommandError", status, (plan->run.flags & NVS_RUN_JSON) != 0);
     if (plan->run.report >= 0)
         (void)send (plan->run.report, "x", 1, MSG_NOSIGNAL); /* nothing to report; the exit status alone is ambiguous */
@@ -127,11 +133,11 @@ from_plan (struct task *task, char **argv)
     struct nvs_error error = { .step = NVS_STEP_NONE };
 
     if (nvs_plan_read (plan, number (argv[1]), &error) != 0)
-        fail (plan, "", &error);
+        fail (plan, &error);
     if (plan->run.report >= 0 && fcntl (plan->run.report, F_SETFD, FD_CLOEXEC) != 0)
-        fail (plan, "", (nvs_fail (&error, NVS_STEP_HELLO, errno, NULL, "there is no parent to report to"), &error));
+        fail (plan, (nvs_fail (&error, NVS_STEP_HELLO, errno, NULL, "there is no parent to report to"), &error));
     if ((task->environment = nvs_plan_environment (plan)) == NULL)
-        fail (plan, "", (nvs_fail (&error, NVS_STEP_HELLO, ENOMEM, NULL, "no memory for the environment"), &error));
+        fail (plan, (nvs_fail (&error, NVS_STEP_HELLO, ENOMEM, NULL, "no memory for the environment"), &error));
     task->file = argv[2];
     task->argv = argv + 3;
 }
@@ -165,7 +171,7 @@ main (int argc, char **argv)
     static struct task task = { .plan = { .run = { .report = -1 } } };
     const struct nvs_plan *plan = &task.plan;
     struct nvs_error error = { .step = NVS_STEP_NONE };
-    char why[3072] = "";
+    static char why[NVS_SAY_ALL_MAX];
     enum nvs_isolation step;
     struct rlimit descriptors;
     struct rlimit raised;
@@ -201,17 +207,18 @@ main (int argc, char **argv)
     }
     step = nvs_ladder_choose (plan, why, sizeof why, &error);
     if (step == 0)
-        fail (plan, "", &error);
+        fail_as (plan, "SandboxStartError", why, &error);
     if (nvs_ladder_climb (plan, step, &folder, &error) != 0) {
-        if (why[0] != '\0')
-            (void)snprintf (why + strlen (why), sizeof why - strlen (why), "%s: ", nvs_ladder_name (step));
-        fail (plan, why, &error);
+        if (why[0] == '\0')
+            fail (plan, &error);
+        (void)snprintf (why + strlen (why), sizeof why - strlen (why), "%s: ", nvs_ladder_name (step));
+        fail_as (plan, "SandboxUnavailable", why, &error);
     }
     if ((plan->run.flags & NVS_RUN_DEBUG) != 0)
         (void)fprintf (stderr, "nvsandbox: isolation %s%s%s\n", nvs_ladder_name (step), why[0] != '\0' ? "; not " : "",
                        why);
     if (plan->run.report >= 0 && nvs_parent_tell (plan->run.report, step, folder, &error) != 0)
-        fail (plan, "", &error);
+        fail (plan, &error);
 
     if (limited)
         (void)setrlimit (RLIMIT_NOFILE, &descriptors);

@@ -15,6 +15,11 @@ enum {
     NVS_EXIT_NOT_FOUND = 127,
 };
 
+/* Room for an error as text. */
+#define NVS_SAY_MAX (sizeof (struct nvs_error) + 256)
+/* And for what became of each step of the ladder. */
+#define NVS_SAY_ALL_MAX (4 * NVS_SAY_MAX)
+
 /* The error in the words of the Python side: what, where, why. */
 void nvs_say_text (const struct nvs_error *error, char *text, size_t size);
 

@@ -32,6 +32,7 @@
 #endif
 
 #define SHUTDOWNS_MAX 65536u
+#define LEFT_OUT_SIZE 32u /* "and 63 more" */
 
 /* How much a failed candidate tells about what is wrong: of several, the error speaks of the highest. */
 enum rank {
@@ -272,14 +273,27 @@ try_candidate (struct nvs_library *lib, const char *candidate, struct verdict *v
     }
 }
 
-static void
+/* Whole lines only, and behind them room for note_left_out (). Whether this one fitted. */
+static bool
 note_tried (char *tried, size_t size, const char *candidate, const char *reason)
 {
     size_t used = strlen (tried);
-    int n = snprintf (tried + used, size - used, "%s: %s\n", candidate, reason);
+    size_t room = size - LEFT_OUT_SIZE - used;
+    int n = snprintf (tried + used, room, "%s: %s\n", candidate, reason);
 
-    if (n < 0 || (size_t)n >= size - used)
-        tried[used] = '\0'; /* whole lines only */
+    if (n >= 0 && (size_t)n < room)
+        return true;
+    tried[used] = '\0';
+    return false;
+}
+
+static void
+note_left_out (char *tried, size_t size, uint32_t count)
+{
+    size_t used = strlen (tried);
+
+    if (count > 0)
+        (void)snprintf (tried + used, size - used, "and %u more\n", count);
 }
 
 /* "/opt/libz.so is not NVML", "/opt/libx.so: the loader refuses it". Of a long path the end, so that the reason stays
@@ -303,13 +317,15 @@ nvs_library_load (struct nvs_library *lib, const char *const *candidates, uint32
     struct verdict worst = { RANK_NONE, ENOENT, "" };
     const char *worst_path = "";
     char text[sizeof worst.reason + 128];
+    uint32_t left_out = 0;
 
     tried[0] = '\0';
     for (uint32_t i = 0; i < count; i++) {
         struct verdict verdict = { RANK_NONE, 0, "" };
 
         try_candidate (lib, candidates[i], &verdict);
-        note_tried (tried, tried_size, candidates[i], verdict.rank == RANK_NONE ? "loaded" : verdict.reason);
+        if (!note_tried (tried, tried_size, candidates[i], verdict.rank == RANK_NONE ? "loaded" : verdict.reason))
+            left_out++;
         if (verdict.rank == RANK_NONE)
             return 0;
         if (verdict.rank > worst.rank) {
@@ -317,6 +333,7 @@ nvs_library_load (struct nvs_library *lib, const char *const *candidates, uint32
             worst_path = candidates[i];
         }
     }
+    note_left_out (tried, tried_size, left_out);
     switch (worst.rank) {
     case RANK_NONE:
     case RANK_ABSENT:

@@ -12,13 +12,13 @@
 /* Start from all zeros. */
 struct nvs_library {
     void *handle;
-    void *map;              /* its struct link_map: tells its own symbols from its dependencies' */
-    char path[256];         /* what was loaded */
-    _Atomic uint32_t inits; /* successful nvmlInit* less successful nvmlShutdown */
+    void *map;               /* its struct link_map: tells its own symbols from its dependencies' */
+    char path[NVS_PATH_MAX]; /* what was loaded */
+    _Atomic uint32_t inits;  /* successful nvmlInit* less successful nvmlShutdown */
 };
 
 /* Loads the first candidate that is NVML. What became of each goes into `tried`, "path: reason\n" each, as much as
- * fits; on failure the error is about the most telling one. */
+ * fits, and how many more there are; on failure the error is about the most telling one. */
 int nvs_library_load (struct nvs_library *lib, const char *const *candidates, uint32_t count, char *tried,
                       size_t tried_size, struct nvs_error *error);
 

@@ -65,7 +65,7 @@ propagation_remedy (int err)
     switch (err) {
     case EINVAL:
         return "the root folder is not a mount point (a chroot?), so the propagation of its mount cannot be cut from "
-               "here; use isolation=\"guard\"";
+               "here; use isolation guard";
     case ENOSYS:
     case EPERM:
     case EACCES:
@@ -126,7 +126,7 @@ nvs_namespace_mount (struct nvs_error *error)
     if (before == 0)
         return nvs_fail (error, NVS_STEP_MOUNT_NS, ENOENT, "/proc/self/ns/mnt",
                          "without /proc nothing proves that mounts made here stay here; mount /proc for this pid "
-                         "namespace, or use isolation=\"guard\"");
+                         "namespace, or use isolation guard");
     if (nvs_namespace_mount_id () == before)
         return nvs_fail (error, NVS_STEP_MOUNT_NS, 0, "/proc/self/ns/mnt", "unshare had no effect");
     return 0;

@@ -252,3 +252,26 @@ def test_chatty_library_whose_init_fails(build: Callable[..., Path], capfd: pyte
     assert caught.value.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
     assert f"nvmlInit in {library}" in str(caught.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_long_paths_are_whole(build: Callable[..., Path], tmp_path: Path) -> None:
+    """Defect 15: up to the longest path that there can be; of many candidates the error says how many it leaves out."""
+    folder = "/".join(["d" * 200] * 15)
+    missing = tmp_path / folder / "missing.so"
+    error = refused(library=str(missing))
+    assert error.path == str(missing)
+    assert error.tried == (f"{missing}: No such file or directory",)
+    library = build("int nvmlInit_v2 (void) { return 0; } int nvmlShutdown (void) { return 0; }", folder)
+    with nvml_isolated(library=str(library)) as nvml:
+        assert nvml.session.keeper.worker.library == str(library)
+    root = library.parent
+    places = ["usr/lib64", "usr/lib64/nvidia", "usr/lib", "usr/lib/nvidia", "lib64", "lib", "usr/lib/wsl/lib"]
+    places += ["usr/local/nvidia/lib64", "usr/local/nvidia/lib", "opt/nvidia/lib64", "usr/local/lib64", "usr/local/lib"]
+    for place in places:
+        (root / place).mkdir(parents=True)
+        (root / place / NAME).write_text("no library")
+    error = refused(driver_root=str(root))
+    *shown, last = error.tried
+    assert 5 < len(shown) < len(places)
+    assert all(line.startswith(f"{root}/") and "ELF" in line for line in shown)
+    assert last == f"and {len(places) - len(shown)} more"

@@ -7,11 +7,13 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from host import NOBODY, Host
 
 import nvsandbox
 
@@ -125,6 +127,15 @@ def test_the_environment_gives_defaults(direct: Direct, variable: str, value: st
     assert direct("--", "true", env={**surroundings(), variable: ""}).returncode == 0
 
 
+def test_a_driver_root_of_the_host_in_a_pod(direct: Direct) -> None:
+    """U15: the variable that DRA drivers set names the host's path; the error names the one that is for this place."""
+    remedy = "in a container this variable is often a path on the host: say with NVSANDBOX_DRIVER_ROOT where that root"
+    env = {**surroundings(), "NVIDIA_DRIVER_ROOT": "/no-where"}
+    assert remedy in failed(direct("--", "true", env=env), 125)
+    assert "NVSANDBOX_DRIVER_ROOT" not in failed(direct("--driver-root", "/no-where", "--", "true"), 125)
+    assert direct("--", "true", env={**env, "NVSANDBOX_DRIVER_ROOT": "/"}).returncode == 0
+
+
 @pytest.mark.parametrize(("variable", "value"), [("SIMULATE", "h100"), ("LIBRARY", "/lib/x")])
 def test_a_variable_that_takes_python_is_not_ignored_silently(direct: Direct, variable: str, value: str) -> None:
     done = direct("--", "true", env={**surroundings(), f"NVSANDBOX_{variable}": value})
@@ -183,3 +194,70 @@ def test_help_and_version(direct: Direct) -> None:
         *("--version", "--help"),
     }
     assert direct("--version").stdout.startswith(f"nvsandbox-run {nvsandbox.__version__} ")
+
+
+def run_with_a_dev_root_that_cannot_be_read() -> tuple[int, str]:
+    import os
+    import subprocess
+    from pathlib import Path
+
+    import nvsandbox
+
+    program = Path(nvsandbox.__file__).parent / "nvsandbox-run"
+    root = os.environ["DEV_ROOT"]
+    done = subprocess.run([program, "--dev-root", root, "--", "true"], capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+def test_what_ends_it_leaves_the_reasons_before_in_the_text(host_with_nobody: Host) -> None:
+    """Defect 12: an unprivileged user cannot have the first step, and the second cannot read the dev root."""
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)
+        os.mkdir(f"{root}/dev", 0o700)
+        status, errors = host_with_nobody.run(
+            run_with_a_dev_root_that_cannot_be_read, uid=NOBODY, env={"DEV_ROOT": root}
+        )
+    assert status == 125
+    assert re.fullmatch(rf"nvsandbox: mount: mount namespace: .*; user: dev root: .*{root}/dev.*\n", errors), errors
+
+
+def test_text_for_the_command_line_alone_names_steps_as_it_does(direct: Direct) -> None:
+    """Defect 13: the same words do for the option and for Python's argument; nothing is replaced within a path."""
+    root = '/tmp/isolation="guard"'
+    assert failed(direct("--dev-root", root, "--", "true"), 125).count(root) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("caf\u00e9-\u4e2d-\U0001f40d".encode(), "caf\u00e9-\u4e2d-\U0001f40d"),
+        (b"a\xffb\xc3", "a\ufffdb\ufffd"),
+        (b"\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80", "\ufffd" * 9),
+        (b'"\\\n\x7f', '"\\\n\x7f'),
+    ],
+)
+def test_json_has_paths_as_they_are(run: Run, tmp_path: Path, name: bytes, told: str) -> None:
+    """Defect 13: UTF-8 stays UTF-8, and each byte that is none becomes U+FFFD."""
+    program = os.fsencode(tmp_path) + b"/" + name
+    with open(program, "wb") as file:
+        file.write(b"#!/no/such/interpreter\n")
+    os.chmod(program, 0o755)
+    done = run("--json", "--", program)
+    error = json.loads(done.stderr)["error"]
+    assert (done.returncode, error["type"]) == (127, "CommandError")
+    assert error["message"].startswith(f"cannot run {tmp_path}/{told}: ")
+
+
+def test_a_long_path_is_whole_in_the_error(direct: Direct, tmp_path: Path) -> None:
+    """Defect 15: paths are told up to the longest that there can be; what is longer is cut, and that shows."""
+    folder = tmp_path
+    while len(str(folder)) < 3500:
+        folder = folder / ("d" * 200)
+    folder.mkdir(parents=True)
+    program = folder / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    assert f"cannot run {program}: " in failed(direct("--", str(program)), 127)
+    text = failed(direct("--dev-root", "/" + "x" * 250 + "/x" * 900, "--", "true"), 125)
+    shown = ("/" + "x" * 250 + "/x" * 900)[:300]
+    assert text == f"--dev-root: '{shown}…' does not exist: expected the root whose dev/ holds the NVIDIA nodes"

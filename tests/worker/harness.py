@@ -33,10 +33,10 @@ STEPS += ["dev_tmpfs", "dev_base", "dev_nvidia", "params", "caps", "no_new_privs
 STEPS += ["verify", "library", "init", "channel"]
 
 START_LAYOUT = "=III32sIIIIII256I"
-REPORT_LAYOUT = f"@III32sIiQQQQIIIiQ{len(STEPS)}Q256s"
-FAILED_LAYOUT = "@IIIi256s512s4096s"
+REPORT_LAYOUT = f"@III32sIiQQQQIIIiQ{len(STEPS)}Q4096s"
+FAILED_LAYOUT = "@IIIi4096s512s32768s"
 OPEN_LAYOUT = "@IIIIQ"
-OPENED_LAYOUT = "@IIIIIi256s512s"
+OPENED_LAYOUT = "@IIIIIi4096s512s"
 
 TMPFS_MAGIC = 0x01021994
 CAP_SYS_ADMIN, CAP_MKNOD = 1 << 21, 1 << 27
