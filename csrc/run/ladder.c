@@ -23,8 +23,10 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "devices.h"
 #include "devtree.h"
 #include "error.h"
+#include "idmap.h"
 #include "landlock.h"
 #include "lockdown.h"
 #include "namespace.h"
@@ -37,6 +39,7 @@ struct climb {
     struct nvs_policy policy;
     struct nvs_devtree tree;
     struct nvs_report report;
+    struct nvs_id_mapper mapper;
     uint64_t mount_ns_before;
     uid_t uid;
     gid_t gid;
@@ -55,13 +58,20 @@ locked_down (const struct climb *climb)
 static int
 user_namespace (struct climb *climb, struct nvs_error *error)
 {
-    (void)climb;
-    return nvs_namespace_user (error);
+    nvs_id_mapper_start (&climb->mapper);
+    if (nvs_namespace_user (error) == 0)
+        return 0;
+    (void)nvs_id_mapper_finish (&climb->mapper, false);
+    return -1;
 }
 
+/* Files keep their owners for a program that looks at them, such as a generator of CDI specs that has to name the group
+ * of /dev/dri/card0. */
 static int
 id_map (struct climb *climb, struct nvs_error *error)
 {
+    if (nvs_id_mapper_finish (&climb->mapper, true))
+        return 0;
     return nvs_namespace_id_map (climb->uid, climb->gid, error);
 }
 
@@ -101,6 +111,19 @@ static int
 dev_nvidia (struct climb *climb, struct nvs_error *error)
 {
     return nvs_devtree_nvidia (&climb->tree, error);
+}
+
+/* Not with --lockdown, which shows no more than the driver needs, and not with simulated GPUs, beside which there are to
+ * be no real ones. With --devices no node is to lead to the GPUs that are not listed. */
+static int
+other_devices (struct climb *climb, struct nvs_error *error)
+{
+    const uint32_t flags = climb->options.flags;
+
+    (void)error;
+    if (!locked_down (climb) && (flags & NVS_START_SIMULATED) == 0)
+        nvs_show_other_devices (&climb->tree, (flags & NVS_START_DEVICES) == 0);
+    return 0;
 }
 
 /* Where NVML cannot or must not make nodes it is told so, and does not try. The private /dev stays writable: it is the
@@ -203,6 +226,7 @@ static const struct stage {
     { NVS_STEP_DEV_TMPFS, M | U, M | U, M | U, dev_tmpfs },
     { NVS_STEP_DEV_BASE, M | U, M | U, M | U, dev_base },
     { NVS_STEP_DEV_NVIDIA, M | U, M | U, M | U, dev_nvidia },
+    { NVS_STEP_DEV_NVIDIA, M | U, M | U, M | U, other_devices },
     { NVS_STEP_PARAMS, M | U, M | U, M | U, params },
     { NVS_STEP_DEV_BASE, M | U, M | U, M | U, working_folder },
     { NVS_STEP_CHECK, ALL, ALL, ALL, check },

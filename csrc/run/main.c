@@ -25,6 +25,7 @@
 
 #include "cmdline.h"
 #include "error.h"
+#include "idmap.h"
 #include "ladder.h"
 #include "parent.h"
 #include "plan.h"
@@ -215,8 +216,12 @@ main (int argc, char **argv)
         fail_as (plan, "SandboxUnavailable", why, &error);
     }
     if ((plan->run.flags & NVS_RUN_DEBUG) != 0)
-        (void)fprintf (stderr, "nvsandbox: isolation %s%s%s\n", nvs_ladder_name (step), why[0] != '\0' ? "; not " : "",
-                       why);
+        (void)fprintf (stderr, "nvsandbox: isolation %s%s%s%s\n", nvs_ladder_name (step),
+                       step == NVS_ISOLATION_USER && !nvs_ids_are_mapped ()
+                           ? ", and ids of others are shown as 65534 (mapping them takes CAP_SETUID, CAP_SETGID and "
+                             "CAP_SETFCAP)"
+                           : "",
+                       why[0] != '\0' ? "; not " : "", why);
     if (plan->run.report >= 0 && nvs_parent_tell (plan->run.report, step, folder, &error) != 0)
         fail (plan, &error);
 

@@ -45,16 +45,30 @@ is_gpu_name (const char *name, unsigned int *number)
     return *end == '\0' && value <= 0xfffff;
 }
 
+/* But a GPU's. */
+static bool
+is_driver_name (const char *name)
+{
+    return strcmp (name, "nvidiactl") == 0 || strcmp (name, "nvidia-modeset") == 0 || strcmp (name, "dxg") == 0
+           || has_prefix (name, "nvidia-uvm") || has_prefix (name, "nvidia-nvswitch")
+           || has_prefix (name, "nvidia-vgpu");
+}
+
 static bool
 is_wanted_name (const struct nvs_policy *policy, const char *name)
 {
     unsigned int number;
 
-    if (is_gpu_name (name, &number))
-        return nvs_policy_shows_gpu (policy, number);
-    return strcmp (name, "nvidiactl") == 0 || strcmp (name, "nvidia-modeset") == 0 || strcmp (name, "dxg") == 0
-           || has_prefix (name, "nvidia-uvm") || has_prefix (name, "nvidia-nvswitch")
-           || has_prefix (name, "nvidia-vgpu");
+    return is_gpu_name (name, &number) ? nvs_policy_shows_gpu (policy, number) : is_driver_name (name);
+}
+
+bool
+nvs_devtree_is_nvmls (const char *name)
+{
+    unsigned int number;
+
+    return is_gpu_name (name, &number) || is_driver_name (name) || has_prefix (name, "nvidia-caps")
+           || strcmp (name, "nvidia-nvlink") == 0 || strcmp (name, "char") == 0;
 }
 
 /* Regular files are stand-ins, as tests and some container runtimes make them: no harm, and bound. */
@@ -289,6 +303,27 @@ bind_node (const struct nvs_devtree *tree, int source, const char *name)
     return err;
 }
 
+int
+nvs_devtree_bind_folder (const struct nvs_devtree *tree, int source, const char *name)
+{
+    char from[64 + NVS_NODE_NAME_MAX];
+    char to[64 + NVS_NODE_NAME_MAX];
+    int err;
+
+    (void)snprintf (from, sizeof from, "/proc/self/fd/%d/%s", source, name);
+    (void)snprintf (to, sizeof to, "/dev/%s", name);
+    if (mkdirat (tree->dev, name, 0755) != 0)
+        return errno;
+    err = mount (from, to, NULL, MS_BIND, NULL) != 0 ? errno : 0;
+    if (err == 0) {
+        if ((err = seal_node (to)) == 0)
+            return 0;
+        (void)umount2 (to, MNT_DETACH);
+    }
+    (void)unlinkat (tree->dev, name, AT_REMOVEDIR);
+    return err;
+}
+
 /* Creates a node as it is outside, owner included. 0, or an errno, and then it is not there. */
 static int
 make_node (const struct nvs_devtree *tree, const struct nvs_node *node)
@@ -401,8 +436,8 @@ make_parent (const struct nvs_devtree *tree, const char *name)
     (void)mkdirat (tree->dev, folder, 0755);
 }
 
-static bool
-show_node (const struct nvs_devtree *tree, const struct nvs_node *node)
+bool
+nvs_devtree_show (const struct nvs_devtree *tree, const struct nvs_node *node)
 {
     make_parent (tree, node->name);
     /* EPERM comes from the device cgroup, from a user namespace that we were started in, or for want of CAP_MKNOD. */
@@ -431,7 +466,7 @@ nvs_devtree_nvidia (struct nvs_devtree *tree, struct nvs_error *error)
         return nvs_fail (error, NVS_STEP_DEV_NVIDIA, err, "/dev/char", "cannot make a folder in the private /dev");
     }
     for (uint32_t i = 0; i < tree->count; i++) {
-        if (!S_ISLNK (tree->nodes[i].mode) && show_node (tree, &tree->nodes[i]))
+        if (!S_ISLNK (tree->nodes[i].mode) && nvs_devtree_show (tree, &tree->nodes[i]))
             tree->shown++;
     }
     for (uint32_t i = 0; i < tree->count; i++) {

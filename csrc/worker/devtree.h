@@ -45,6 +45,12 @@ int nvs_devtree_nodes (const struct nvs_devtree *tree, struct nvs_error *error);
 int nvs_devtree_folder (const struct nvs_devtree *tree, const char *name, mode_t mode, struct nvs_error *error);
 int nvs_devtree_link (const struct nvs_devtree *tree, const char *name, const char *target, struct nvs_error *error);
 int nvs_devtree_bind (const struct nvs_devtree *tree, const char *name); /* of the old /dev; 0, or an errno */
+/* Read-only, below `source`; 0, or an errno, and then it is not there. */
+int nvs_devtree_bind_folder (const struct nvs_devtree *tree, int source, const char *name);
+/* A node of the dev root: made where that may be, else bound. Whether it is there. */
+bool nvs_devtree_show (const struct nvs_devtree *tree, const struct nvs_node *node);
+/* Whether NVML, or the nvidia-modprobe that it runs, can create an entry of this name in /dev, or whatever is in it. */
+bool nvs_devtree_is_nvmls (const char *name);
 int nvs_devtree_no_files (const struct nvs_devtree *tree, struct nvs_error *error); /* ModifyDeviceFiles: 0 */
 
 /* Where NVML must not create nodes: tells it so, and makes the private /dev read-only. */
