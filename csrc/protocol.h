@@ -199,6 +199,8 @@ enum nvs_run_flags {
     NVS_RUN_LOCKDOWN = 1u << 0, /* no capabilities, no_new_privs, a filter */
     NVS_RUN_JSON = 1u << 1,     /* errors as JSON */
     NVS_RUN_DEBUG = 1u << 2,    /* says which isolation it became */
+    /* Mounts that the program makes reach the host, and the other way round, but in /dev: at MOUNT alone. */
+    NVS_RUN_KEEP_PROPAGATION = 1u << 3,
 };
 
 struct nvs_run {

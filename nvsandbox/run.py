@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,15 +48,28 @@ class Run:
     environment: tuple[bytes, ...]
     options: Options
     lockdown: bool
+    keep_propagation: bool
     simulation: str | None
     minors: tuple[int, ...] | None
 
 
-def prepare(options: Options, command: Sequence[str], lockdown: bool = False) -> Run:
-    """Looks up everything that can be looked up before the sandbox.
+def prepare(options: Options, command: Sequence[str], lockdown: bool = False, keep_propagation: bool = False) -> Run:
+    """Looks up everything that can be looked up before the sandbox. With `keep_propagation` /dev alone is private: what
+    the program mounts elsewhere reaches the host, and the other way round.
 
-    Raises RunError.
+    Raises RunError, and ValueError for options that do not go together.
     """
+    if keep_propagation:
+        if lockdown:
+            raise ValueError(
+                "keep_propagation= and lockdown= are mutually exclusive: expected one, for lockdown refuses all mounts"
+            )
+        if options.isolation not in ("auto", "mount"):
+            raise ValueError(
+                f"keep_propagation= is for the step mount, the only one at which a program may mount: expected "
+                f"isolation='auto' or 'mount', not {options.isolation!r}"
+            )
+        options = replace(options, isolation="mount")
     if options.isolation == "mount" and not ladder.has_sys_admin():
         raise RunError(ladder.REMEDIES["mount"])
     minors = _minors(options)
@@ -67,7 +80,7 @@ def prepare(options: Options, command: Sequence[str], lockdown: bool = False) ->
     arguments = tuple(os.fsencode(argument) for argument in command)
     tool = surroundings.driver_tool(options.driver_root, arguments[0])
     file = tool or find(arguments[0], surroundings.value(environment, b"PATH"))
-    return Run(file, arguments, tuple(environment), options, lockdown, simulation, minors)
+    return Run(file, arguments, tuple(environment), options, lockdown, keep_propagation, simulation, minors)
 
 
 def _minors(options: Options) -> tuple[int, ...] | None:
@@ -137,6 +150,7 @@ def plan(run: Run, *, as_json: bool = False, report: int = -1) -> bytes:
     header.magic = lib.NVS_RUN_MAGIC
     header.flags = (
         (lib.NVS_RUN_LOCKDOWN if run.lockdown else 0)
+        | (lib.NVS_RUN_KEEP_PROPAGATION if run.keep_propagation else 0)
         | (lib.NVS_RUN_JSON if as_json else 0)
         | (lib.NVS_RUN_DEBUG if packets.debugging() else 0)
     )

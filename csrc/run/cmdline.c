@@ -37,6 +37,7 @@ static const char help[] =
     "  --isolation STEP   auto (the first that works here), mount, user or guard\n"
     "                     [default: NVSANDBOX_ISOLATION, else auto]\n"
     "  --user, --guard    short for --isolation user and --isolation guard\n"
+    "  --keep-propagation mounts that COMMAND makes outside /dev reach the host (with CAP_SYS_ADMIN: step mount alone)\n"
     "  --lockdown         also drop capabilities; refuse mounts, namespaces, tracing, modules\n"
     "  --driver-root DIR  root of the tree with the driver\n"
     "                     [default: NVSANDBOX_DRIVER_ROOT, else NVIDIA_DRIVER_ROOT, else /]\n"
@@ -178,6 +179,24 @@ set_roots (struct nvs_plan *plan, const struct given *driver, const struct given
     return 0;
 }
 
+static int
+keep_propagation (struct nvs_plan *plan, struct nvs_error *error)
+{
+    if ((plan->run.flags & NVS_RUN_KEEP_PROPAGATION) == 0)
+        return 0;
+    if ((plan->run.flags & NVS_RUN_LOCKDOWN) != 0)
+        return nvs_fail (error, NVS_STEP_NONE, 0, NULL,
+                         "--keep-propagation and --lockdown are mutually exclusive: expected one, for --lockdown "
+                         "refuses all mounts");
+    plan->run.steps &= 1u << NVS_ISOLATION_MOUNT;
+    if (plan->run.steps == 0)
+        return nvs_fail (
+            error, NVS_STEP_NONE, 0, NULL,
+            "--keep-propagation is for the step mount, the only one at which a program may mount: expected "
+            "--isolation auto or mount");
+    return 0;
+}
+
 /* A variable that is empty counts as one that is not set, as everywhere in nvsandbox. */
 static void
 from_environment (struct given *given, const char *name, const char *shown)
@@ -252,6 +271,9 @@ nvs_cmdline_read (char **argv, struct nvs_plan *plan, struct nvs_error *error)
         if (strcmp (*at, "--lockdown") == 0) {
             plan->run.flags |= NVS_RUN_LOCKDOWN;
             at++;
+        } else if (strcmp (*at, "--keep-propagation") == 0) {
+            plan->run.flags |= NVS_RUN_KEEP_PROPAGATION;
+            at++;
         } else if (strcmp (*at, "--user") == 0 || strcmp (*at, "--guard") == 0) {
             given[ISOLATION].value = *at++ + strlen ("--");
         } else if (take_option (&at, given, error) != 0) {
@@ -275,7 +297,7 @@ nvs_cmdline_read (char **argv, struct nvs_plan *plan, struct nvs_error *error)
         plan->run.flags |= NVS_RUN_DEBUG;
     plan->options.simulator = "";
     if (set_isolation (plan, &given[ISOLATION], error) != 0 || set_devices (plan, &given[DEVICES], error) != 0
-        || set_roots (plan, &given[DRIVER_ROOT], &given[DEV_ROOT], error) != 0)
+        || set_roots (plan, &given[DRIVER_ROOT], &given[DEV_ROOT], error) != 0 || keep_propagation (plan, error) != 0)
         return NULL;
     simulator = getenv ("NVSANDBOX_SIM");
     if (simulator == NULL || *simulator == '\0') /* else it is found, as in `nvsandbox run --simulate` */

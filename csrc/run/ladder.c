@@ -85,7 +85,8 @@ mount_namespace (struct climb *climb, struct nvs_error *error)
 static int
 propagation (struct climb *climb, struct nvs_error *error)
 {
-    (void)climb;
+    if ((climb->plan->run.flags & NVS_RUN_KEEP_PROPAGATION) != 0)
+        return nvs_namespace_propagation_of_dev (error);
     return nvs_namespace_propagation (error);
 }
 

@@ -19,7 +19,7 @@
 
 #define PLAN_MAX (16u << 20) /* above what execve takes */
 
-static const uint32_t known_flags = NVS_RUN_LOCKDOWN | NVS_RUN_JSON | NVS_RUN_DEBUG;
+static const uint32_t known_flags = NVS_RUN_LOCKDOWN | NVS_RUN_JSON | NVS_RUN_DEBUG | NVS_RUN_KEEP_PROPAGATION;
 static const uint32_t known_steps = 1u << NVS_ISOLATION_MOUNT | 1u << NVS_ISOLATION_USER | 1u << NVS_ISOLATION_GUARD;
 
 static int

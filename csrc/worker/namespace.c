@@ -157,14 +157,44 @@ free_text (char **text)
     free (*text);
 }
 
+/* The id, in mountinfo, of the mount that /dev is in: the topmost, where several lie on each other. 0 if nothing tells. */
+static unsigned int
+dev_mount_id (void)
+{
+    __attribute__ ((cleanup (nvs_close_fd))) int dev = open ("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    __attribute__ ((cleanup (nvs_close_file))) FILE *file = NULL;
+    unsigned int id = 0;
+    char line[128];
+
+    (void)snprintf (line, sizeof line, "/proc/self/fdinfo/%d", dev);
+    if (dev < 0 || (file = fopen (line, "re")) == NULL)
+        return 0;
+    while (fgets (line, sizeof line, file) != NULL)
+        if (sscanf (line, "mnt_id: %u", &id) == 1)
+            break;
+    return id;
+}
+
+/* Whether this line is that mount's, and /dev is where it is mounted: the first field, and the fifth. */
+static bool
+is_dev_mount (const char *line, unsigned int id)
+{
+    unsigned int number = 0;
+    int at = 0;
+
+    return sscanf (line, "%u %*u %*s %*s %n", &number, &at) == 1 && at > 0 && number == id
+           && strncmp (line + at, "/dev ", 5) == 0;
+}
+
 /* The proof. That mount() returned 0 is not one: an LSM may answer for the kernel, and a mount may have arrived. */
 static int
-prove_nothing_shared (struct nvs_error *error)
+prove_nothing_shared (bool dev_alone, struct nvs_error *error)
 {
     static const char path[] = "/proc/self/mountinfo";
     __attribute__ ((cleanup (nvs_close_file))) FILE *file = fopen (path, "re");
     __attribute__ ((cleanup (free_text))) char *line = NULL;
     size_t size = 0;
+    const unsigned int id = dev_alone ? dev_mount_id () : 0;
     unsigned int count = 0;
     struct statfs fs;
     int err = errno;
@@ -175,12 +205,18 @@ prove_nothing_shared (struct nvs_error *error)
     if (fstatfs (fileno (file), &fs) != 0 || fs.f_type != PROC_SUPER_MAGIC)
         return nvs_fail (error, NVS_STEP_PROPAGATION, ENOTSUP, path, "this is not the kernel's /proc");
     while (getline (&line, &size, file) > 0) {
+        if (dev_alone && !is_dev_mount (line, id))
+            continue;
         count++;
         if (is_shared (line))
             return nvs_fail (error, NVS_STEP_PROPAGATION, EBUSY, path,
                              "a mount is still shared with the outside although propagation was cut (line %u)", count);
     }
     err = errno;
+    if (dev_alone && ferror (file) == 0 && count == 0)
+        return nvs_fail (
+            error, NVS_STEP_PROPAGATION, 0, "/dev",
+            "propagation can be kept only where /dev is a mount of its own, as in containers and on hosts");
     if (ferror (file) != 0 || count == 0)
         return nvs_fail (error, NVS_STEP_PROPAGATION, err, path, "the mount table cannot be read");
     return 0;
@@ -196,7 +232,23 @@ nvs_namespace_propagation (struct nvs_error *error)
 
         return nvs_fail (error, NVS_STEP_PROPAGATION, err, "/", "%s", propagation_remedy (err));
     }
-    return prove_nothing_shared (error);
+    return prove_nothing_shared (false, error);
+}
+
+/* What is mounted on /dev then has the slave for its parent, and stays here: how a mount spreads is up to the one that it
+ * is mounted on. */
+int
+nvs_namespace_propagation_of_dev (struct nvs_error *error)
+{
+    if (mount (NULL, "/dev", NULL, MS_SLAVE, NULL) != 0) {
+        int err = errno;
+
+        return nvs_fail (error, NVS_STEP_PROPAGATION, err, "/dev", "%s",
+                         err == EINVAL ? "propagation can be kept only where /dev is a mount of its own, as in "
+                                         "containers and on hosts"
+                                       : propagation_remedy (err));
+    }
+    return prove_nothing_shared (true, error);
 }
 
 uint64_t

@@ -14,6 +14,9 @@ int nvs_namespace_mount (struct nvs_error *error);
 /* Cuts propagation to the outside, and proves it. Nothing may be mounted before this has returned 0. */
 int nvs_namespace_propagation (struct nvs_error *error);
 
+/* The same for /dev alone: what is mounted elsewhere goes on reaching the outside. /dev has to be a mount of its own. */
+int nvs_namespace_propagation_of_dev (struct nvs_error *error);
+
 /* The mount namespace's inode number, 0 where /proc does not tell. */
 uint64_t nvs_namespace_mount_id (void);
 

@@ -68,6 +68,7 @@ def _fail(message: str, kind: str, exit_code: int = runner.EXIT_FAILED, *, as_js
 @click.option("--user", is_flag=True, help="The same as --isolation user: needs no privileges.")
 @click.option("--guard", is_flag=True, help="The same as --isolation guard: no /dev of its own.")
 @click.option("--lockdown", is_flag=True, help="Also drop capabilities; refuse mounts, namespaces, tracing, modules.")
+@click.option("--keep-propagation", is_flag=True, help="What it mounts outside /dev reaches the host.")
 @places.places(
     driver_root="Root of the tree with the driver's libraries and nvidia-smi.",
     library="The libnvidia-ml.so.1 that the program is to find.",
@@ -91,6 +92,7 @@ def run(
     user: bool,
     guard: bool,
     lockdown: bool,
+    keep_propagation: bool,
     report: str | None,
     as_json: bool,
     **given: Any,
@@ -116,7 +118,7 @@ def run(
         if not command:
             raise ValueError("no command: expected one after the options, as in nvsandbox run -- nvidia-smi")
         options = _options(user, guard, given)
-        prepared = runner.prepare(options, command, lockdown)
+        prepared = runner.prepare(options, command, lockdown, keep_propagation)
         if report is None:
             runner.become(prepared, as_json=as_json)
         status = _reported(prepared, None if report == "-" else report, as_json)

@@ -14,7 +14,7 @@ import click
 
 # An option as Python's callers write it, with or without a value: driver_root='/opt', library=
 _KEYWORD = re.compile(
-    r"(?<![\w.,-])(driver_root|dev_root|library|isolation|devices|timeout|transport|simulate)="
+    r"(?<![\w.,-])(driver_root|dev_root|library|isolation|devices|timeout|transport|simulate|lockdown|keep_propagation)="
     r"(?:'([^']*)'|\"([^\"]*)\"|\[([^]]*)\]|(-?[0-9][0-9.]*))?"
 )
 

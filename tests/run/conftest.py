@@ -23,7 +23,10 @@ import host as stand_in
 import pytest
 from host import require
 
+import nvsandbox
+
 COMMAND = str(Path(sys.executable).parent / "nvsandbox")
+PROGRAM = str(Path(nvsandbox.__file__).parent / "nvsandbox-run")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -17,10 +17,9 @@ from host import NOBODY, Host
 
 import nvsandbox
 
-from .conftest import Run, surroundings
+from .conftest import PROGRAM, Run, surroundings
 from .test_trouble import failed
 
-PROGRAM = str(Path(nvsandbox.__file__).parent / "nvsandbox-run")
 MAKE = "mknod -m 666 /dev/nvidiactl c 195 255 && ls /dev/nvidiactl"
 STATE = r"""
 import json, os, re, sys
@@ -191,6 +190,7 @@ def test_help_and_version(direct: Direct) -> None:
     assert direct("-h").stdout == told.stdout
     assert set(re.findall(r"--[a-z-]+", told.stdout)) == {
         *("--isolation", "--user", "--guard", "--lockdown", "--driver-root", "--dev-root", "--devices"),
+        "--keep-propagation",
         *("--version", "--help"),
     }
     assert direct("--version").stdout.startswith(f"nvsandbox-run {nvsandbox.__version__} ")
