@@ -6,6 +6,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck disable=SC2034 # for those that source this
 venv=$root/.venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# Whoever sets it has a working tree without __pycache__, which others have: nothing may depend on that.
+unset PYTHONDONTWRITEBYTECODE
 
 say () { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 die () { say "$*"; exit 1; }

@@ -1233,6 +1233,8 @@ static struct PyModuleDef definition = {
     .m_size = -1,          .m_methods = methods,
 };
 
+PyMODINIT_FUNC PyInit__fast (void); /* Python's headers declare no module's */
+
 PyMODINIT_FUNC
 PyInit__fast (void)
 {
