@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import pickle
 import shutil
@@ -121,7 +122,9 @@ def worker_path() -> Path:
     raise FileNotFoundError(f"no worker at {named}" if named else "no installed nvsandbox with a worker")
 
 
+@functools.cache
 def worker_version() -> bytes:
+    """Found out before a test becomes another user, who may not be able to read where the worker is (U16)."""
     done = subprocess.run([worker_path(), "--version"], capture_output=True, check=True)
     return done.stdout.split()[1]
 
@@ -299,6 +302,7 @@ def _play_host(folder: Path, program: Path, probe: Path) -> Lab:
 
 def in_lab(folder: Path, program: Path, probe: Path, body: Callable[[Lab], Any]) -> Any:
     """Runs the body in a child with a mount namespace and a /dev of its own; gives back what it returns."""
+    worker_version()
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
