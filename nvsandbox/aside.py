@@ -10,6 +10,10 @@ same. Starting a thread takes some 30 µs.
 What is called in such a thread does its own work of this kind there, at once: a finalizer that the garbage collector
 runs in it may leave a block, say, and finds the locks that the thread holds to be its own. No other thread holds one of
 these while Python code of the caller's can run on top of it.
+
+When the interpreter finalizes, after the last atexit callback, threads take no further step: neither those that there
+are nor those that are started then. From there on work is done inline, and a lock or a task that another thread has is
+not waited for.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from __future__ import annotations
 import _thread
 import copy
 import os
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -31,6 +37,9 @@ _SLICE = 0.1
 
 NO_THREAD = (RuntimeError, MemoryError)  # no more threads, or the interpreter's exit; no memory for one
 
+finalizing: Callable[[], bool] = sys.is_finalizing
+"""Whether the interpreter is past its atexit callbacks. Kept here, for ``sys`` itself is emptied then."""
+
 _here: set[int] = set()  # the threads that are doing such work
 
 
@@ -42,6 +51,9 @@ def here() -> bool:
 def start(work: Callable[..., Any], *arguments: Any, new: bool = False) -> None:
     """Does something in a thread of its own, or here and now where no thread can be had. Also here if this is such a
     thread already, unless it is to be a `new` one."""
+    if finalizing():
+        run(work, *arguments)
+        return
     if new or not here():
         try:
             _thread.start_new_thread(run, (work, *arguments))
@@ -117,7 +129,7 @@ class Task(Generic[_T]):
         self._waiting.append(mine)
         while not self.done:
             left = _SLICE if end is None else min(_SLICE, end - time.monotonic())
-            if left <= 0 or this_process() != self._owner:
+            if left <= 0 or this_process() != self._owner or finalizing():
                 return False
             mine.acquire(timeout=left)
             # In this order, for a thread that does its work says so before it ends.
@@ -130,8 +142,11 @@ class Task(Generic[_T]):
         return True
 
     def result(self) -> _T:
-        """Waits for it. What it gives or raises; in a forked child, where nobody does it, RuntimeError."""
+        """Waits for it. What it gives or raises; RuntimeError where nobody does it any more: in a forked child, and
+        when the interpreter finalizes."""
         if not self.wait():
+            if finalizing():
+                raise RuntimeError("the interpreter is shutting down, and the thread that does this with it")
             raise RuntimeError("this process was forked in the middle of a wait for what only its parent does")
         try:
             if self.error is not None:
@@ -186,10 +201,42 @@ def _dispose(task: Task[_T], dispose: Callable[[_T], object]) -> None:
         dispose(task.result())
 
 
+class Lock:
+    """A reentrant lock for such work. When the interpreter finalizes it is no obstacle: a thread that has it then will
+    never give it back, and is in nobody's way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._lost = False
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Whether it was taken, within `timeout` seconds (-1: however long it takes)."""
+        end = None if timeout < 0 else time.monotonic() + timeout
+        while not self._lost:
+            left = _SLICE if end is None else min(_SLICE, end - time.monotonic())
+            if self._lock.acquire(timeout=max(0.0, left)):
+                return True
+            if finalizing():
+                self._lost = True
+            elif left <= 0:
+                return False
+        return True
+
+    def release(self) -> None:
+        if not self._lost:
+            self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
 def _after_fork_in_child() -> None:
     _here.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["NO_THREAD", "Task", "do", "get", "here", "run", "start"]
+__all__ = ["NO_THREAD", "Lock", "Task", "do", "finalizing", "get", "here", "run", "start"]

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 from nvsandbox import _fast, aside
 from nvsandbox import options as options_
 from nvsandbox.bindings import Library, bind, draft
+from nvsandbox.errors import SandboxClosed
 from nvsandbox.forks import this_process
 from nvsandbox.options import Options
 from nvsandbox.routing import Route
@@ -35,6 +36,8 @@ class _Block:
         self.nvml: types.ModuleType | None = None
 
     def open(self, options: Options) -> None:
+        if aside.finalizing():
+            raise SandboxClosed("no sandbox can be opened any more: the interpreter is shutting down")
         try:
             with registry.lock:
                 self.session = registry.sessions.get(options)
@@ -157,7 +160,9 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
     def _leave(self, outcome: list[BaseException], done: _thread.LockType) -> None:
         """Leaves the block that was entered last: here, or if it was entered elsewhere, of all."""
         try:
-            aside.run(self._last().close)
+            last = self._last()
+            if last is not None:  # leaving once more is fine
+                aside.run(last.close)
         except BaseException as error:
             outcome.append(error)
         finally:
@@ -174,12 +179,15 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
         if outcome:
             raise outcome.pop()
 
-    def _last(self) -> _Block:
+    def _last(self) -> _Block | None:
         for owner, block in reversed(_entered.get()):  # in the context of who leaves it
             if owner is self and block in self._open:
                 self._open.remove(block)
                 return block
-        return self._open.pop()
+        try:
+            return self._open.pop()
+        except IndexError:
+            return None
 
 
 # The blocks that this thread or task has entered: one object may be used by many at a time. One variable for all
@@ -193,26 +201,30 @@ def _still_entered() -> tuple[tuple[nvml_isolated, _Block], ...]:
     return tuple(one for one in _entered.get() if one[1] in one[0]._open)
 
 
-_installed: dict[Options, NVML] = {}
+_installed: dict[Options, tuple[nvml_isolated, NVML]] = {}
 _install_lock = threading.RLock()  # held during a start, as the registry's must not be: who starts needs that
 
 
 def install(**options: Any) -> NVML:
     """As :class:`nvml_isolated`, for the rest of this process's life; returns what ``with`` would yield.
 
-    A second call with equal options returns the same. Raises what making and entering :class:`nvml_isolated` raises.
+    A second call with equal options returns the same; after its session was closed (``nvml.session.close()``, which
+    lets the driver go) it opens a new one. Raises what making and entering :class:`nvml_isolated` raises.
     """
     block = nvml_isolated(**options)
     with _install_lock:
+        if block._options in _installed and _installed[block._options][1].session.closed:
+            closed, _ = _installed.pop(block._options)
+            closed.__exit__(None, None, None)  # else plain pynvml calls would still go there
         if block._options not in _installed:
             try:
-                _installed[block._options] = block.__enter__()
+                _installed[block._options] = (block, block.__enter__())
             except BaseException:
                 # A signal handler's may come when it is entered.
                 if block._open and block._options not in _installed:
                     block.__exit__(None, None, None)
                 raise
-        return _installed[block._options]
+        return _installed[block._options][1]
 
 
 def _close_all() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -48,7 +47,7 @@ class Keeper:
         recycling."""
         self.untold: list[int] = []
         """Workers that have taken the place of one that died, and that nobody was told of yet."""
-        self._lock = threading.RLock()  # held during a start
+        self._lock = aside.Lock()  # held during a start
         self._ending: list[Worker] = []  # given up, and not known to have ended yet
         self._starting: aside.Task[Worker] | None = None
         self._recycling: aside.Task[None] | None = None
@@ -69,6 +68,8 @@ class Keeper:
         worker = self.current()
         if worker is not None and worker.alive:
             return worker
+        if self.closed or aside.finalizing():
+            raise is_closed()
         if aside.here():
             return self._renew()
         # One start for all who wait for it. If two threads come here at once there are two, of which the second finds
@@ -181,7 +182,7 @@ class Keeper:
 
     def _recycle(self, worker: Worker) -> None:
         # Not while a start is under way: then that is the worker's end anyway.
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(timeout=0):
             return
         try:
             if self.closed or self.worker is not worker:
@@ -215,7 +216,7 @@ class Keeper:
 
     def after_fork_in_child(self) -> None:
         # The lock may be held by a thread that does not exist here.
-        self._lock = threading.RLock()
+        self._lock = aside.Lock()
         self._ending = []
         self._starting = self._recycling = None
         self.untold = []

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
+from nvsandbox import aside
 from nvsandbox.bindings import Library
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Route:
     def open(self) -> None:
         global _routes
         with _lock:
-            if _guard not in sys.meta_path:
+            if sys.meta_path is not None and _guard not in sys.meta_path:
                 sys.meta_path.insert(0, _guard)
             _leave()
             _routes = (*_routes, self)
@@ -85,7 +86,8 @@ class Route:
                 _leave()
                 _routes = tuple(route for route in _routes if route is not self)
                 _enter()
-                if not _routes and _guard in sys.meta_path:
+                # None when the interpreter finalizes
+                if not _routes and _guard in (sys.meta_path or ()):
                     sys.meta_path.remove(_guard)
 
 
@@ -108,7 +110,7 @@ class _Guard:
 _guard = _Guard()
 
 # pynvml is one for the process, and so is where its calls go.
-_lock = threading.RLock()
+_lock = aside.Lock()
 _routes: tuple[Route, ...] = ()  # exchanged whole, for readers take no lock
 _direct: tuple[Any, int] = (None, 0)
 
@@ -135,7 +137,7 @@ def _enter() -> None:
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.RLock()
+    _lock = aside.Lock()
     if _routes:
         # pynvml holds it while it looks a symbol up, and while a block is open it does that in every call.
         _PYNVML["libLoadLock"] = threading.Lock()

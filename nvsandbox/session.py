@@ -144,7 +144,7 @@ class NVMLSession:
         average, and stands for those before it."""
         with self._counts_lock:
             calls, errors = self._counts["calls"], self._counts["errors"]
-            if self.link is None:
+            if self.link is None:  # under the lock with which close() takes it away
                 latency = self._latency.histogram()
             else:
                 latency = self._latency.histogram(*self.link.latency())
@@ -172,34 +172,34 @@ class NVMLSession:
             link.look_every = min(after.calls or LOOK_EVERY, LOOK_EVERY)
         return link
 
-    def _fast_wait(self, lane: Lane, name: str, waited: float) -> None:
-        try:
-            self._fast_look(lane, name, waited)
-        except (WorkerDied, SandboxClosed):
-            # It may have answered and then ended since the last look.
-            if not lane.answered:
-                raise
+    def _fast_wait(self, lane: Lane, name: str, waited: float) -> bool:
+        """Ends the wait for the reply to a call of this thread, by raising, where there will be none. True where the
+        request has not reached the worker, so that it can go to the next one."""
+        error = self._fast_error(lane, name, waited)
+        # It may have answered and then ended since the last look.
+        if error is None or (not isinstance(error, CallTimeout) and lane.answered):
+            return False
+        if isinstance(error, WorkerDied) and not error.sent:
+            return True
+        raise error
 
-    def _fast_look(self, lane: Lane, name: str, waited: float) -> None:
+    def _fast_error(self, lane: Lane, name: str, waited: float) -> SandboxError | None:
         worker = lane.worker
         if worker is None:
             if self.keeper.closed:
-                raise SandboxClosed(f"{name}: the sandbox was closed before this call was done")
+                return SandboxClosed(f"{name}: the sandbox was closed before this call was done")
             # Another thread has noticed its death before this one, and has already put a new one in its place.
             died = self._last_death
             how = (
                 (None, None, "another thread has replaced it") if died is None else (died.signal, died.status, died.how)
             )
-            raise WorkerDied(name, *how, lane.taken)
-        try:
-            worker.fast_wait(name, waited, self.options.timeout)
-        except WorkerDied:
-            self._note_death(worker)
-            raise
-        except CallTimeout:
+            return WorkerDied(name, *how, lane.taken)
+        error = worker.fast_wait(name, waited, self.options.timeout)
+        if isinstance(error, CallTimeout):
             self._count("timeouts")
+        if isinstance(error, WorkerDied | CallTimeout):
             self._note_death(worker)
-            raise
+        return error
 
     def _fast_abandon(self, lane: Lane, broken: str | None = None) -> None:
         """Closes a lane on which a call has ended in the middle; `broken` names one whose reply was none."""
@@ -217,8 +217,8 @@ class NVMLSession:
             raise worker.death(broken)
 
     def _fast_learn(self, function: _fast.Function, arguments: tuple[Any, ...]) -> None:
-        worker = self.keeper.worker
-        if worker is not None and self.link is not None and worker.serial == self.link.serial:
+        worker, link = self.keeper.worker, self.link  # once: close() takes it away meanwhile
+        if worker is not None and link is not None and worker.serial == link.serial:
             name = function.__name__
             index = worker.function(name, None)
             if index is not None:
@@ -274,6 +274,11 @@ class NVMLSession:
         """Shuts NVML down and ends the worker, whoever else still uses the session. Idempotent;
         takes some seconds at most."""
         aside.do(lambda: close([self]))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, by :meth:`close` or by the end of its last block: calls raise SandboxClosed."""
+        return self.keeper.closed
 
     def __repr__(self) -> str:
         worker = self.keeper.worker
@@ -398,7 +403,8 @@ class NVMLSession:
         self, worker: Worker, name: str, arguments: tuple[Any, ...], returns_string: bool, began: int
     ) -> Any:
         call = self._prepare(name, arguments, returns_string)
-        worker.calls += 1
+        with self._counts_lock:
+            worker.calls += 1
         if worker.tokens:
             call.replace(worker.tokens)
         limit = self._limit(name, arguments)
@@ -518,8 +524,9 @@ class NVMLSession:
         """In a forked child: what the parent did is not this process's."""
         self._counts = dict.fromkeys(self._counts, 0)
         self._latency.clear()
-        if self.link is not None:
-            self.link.reset()
+        link = self.link
+        if link is not None:
+            link.reset()
 
 
 def _open_deadlines() -> tuple[_Deadline, ...]:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING
 
+from nvsandbox import aside
 from nvsandbox.options import Options
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class Registry:
     aside (aside.py)."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = aside.Lock()
         self.sessions: dict[Options, NVMLSession] = {}
 
     def forget(self, session: NVMLSession) -> None:
@@ -29,7 +29,7 @@ class Registry:
 
     def after_fork_in_child(self) -> None:
         # Locks may be held by threads that do not exist here.
-        self.lock = threading.RLock()
+        self.lock = aside.Lock()
 
 
 registry = Registry()

@@ -86,7 +86,7 @@ class Worker:
         self._use_lanes = options.transport != "pipe"
         # No lock guards this and what follows: each change is one step, for a signal handler may come between any two.
         self._inside: set[object] = set()  # a token for each call that is under way
-        self.calls = 0  # that the marshaller made
+        self.calls = 0  # that the marshaller made; under the session's lock of counts
         self._link_calls = 0 if link is None else link.calls
         self._next_look = LOOK_EVERY
         self.answered = False
@@ -214,17 +214,21 @@ class Worker:
                 # Ended in the middle: what was asked on it is answered to nobody.
                 self._close(kind, channel)
 
-    def fast_wait(self, name: str, waited: float, limit: float | None) -> None:
-        """As the `wait` of an exchange, for this thread's call that goes the short way."""
-        try:
-            self._check_alive(name)
-        except WorkerDied as error:
-            holder = self._channels.lane
-            error.sent = holder is None or holder.channel.taken
-            raise
+    def fast_wait(self, name: str, waited: float, limit: float | None) -> SandboxError | None:
+        """As the `wait` of an exchange, for this thread's call on the fast path: why it ends, None if it does not.
+
+        Not by raising: what is raised in here may be a signal handler's, about a call of its own.
+        """
+        if self._is_gone():
+            error = self.death(name)
+            if isinstance(error, WorkerDied):
+                holder = self._channels.lane
+                error.sent = holder is None or holder.channel.taken
+            return error
         if limit is not None and waited > limit:
             self.condemn(f"{name} did not return in time")
-            raise CallTimeout(name, limit)
+            return CallTimeout(name, limit)
+        return None
 
     def abandon_lane(self, lane: Lane) -> None:
         """Closes a lane on which this thread's call has ended in the middle. For whoever has entered it."""
@@ -335,8 +339,12 @@ class Worker:
         """Whether calls can be made."""
         return not self._stopping and not self.process.ended()
 
+    def _is_gone(self) -> bool:
+        """Whether no reply comes any more."""
+        return self.process.ended() or (self._stopping and time.monotonic() >= self._drain_until)
+
     def _check_alive(self, name: str) -> None:
-        if self.process.ended() or (self._stopping and time.monotonic() >= self._drain_until):
+        if self._is_gone():
             raise self.death(name)
 
     def death(self, name: str) -> WorkerDied | SandboxClosed:

@@ -8,15 +8,30 @@
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
 
+#include <stdbool.h>
+
 #include "block.h"
 
 static PyObject *start_new_thread;
+static PyObject *is_finalizing;
 static PyObject *allocate_lock;
 static PyObject *copy_context;
 static PyObject *name_acquire;
 static PyObject *name_leave;
 static PyObject *name_left;
 static PyObject *name_run;
+
+static bool
+finalizes (void)
+{
+    PyObject *answer = PyObject_CallNoArgs (is_finalizing);
+    bool yes = answer == Py_True;
+
+    if (answer == NULL)
+        PyErr_Clear ();
+    Py_XDECREF (answer);
+    return yes;
+}
 
 static PyObject *
 block_exit (PyObject *self, PyObject *exc)
@@ -34,9 +49,12 @@ block_exit (PyObject *self, PyObject *exc)
     (void)exc;
     if (outcome == NULL || locked == NULL || leave == NULL || run == NULL || thread == NULL)
         goto out;
-    started = PyObject_CallFunction (start_new_thread, "O(OOO)", run, leave, outcome, done);
+    /* Before Python 3.12 a thread can be started when the interpreter finalizes, and takes no step. */
+    if (!finalizes ())
+        started = PyObject_CallFunction (start_new_thread, "O(OOO)", run, leave, outcome, done);
     if (started == NULL
-        && (PyErr_ExceptionMatches (PyExc_RuntimeError) || PyErr_ExceptionMatches (PyExc_MemoryError))) {
+        && (PyErr_Occurred () == NULL || PyErr_ExceptionMatches (PyExc_RuntimeError)
+            || PyErr_ExceptionMatches (PyExc_MemoryError))) {
         /* No more threads, or the interpreter's exit; no memory for one. */
         PyErr_Clear ();
         started = PyObject_CallFunctionObjArgs (leave, outcome, done, NULL);
@@ -102,14 +120,15 @@ nvs_block_add (PyObject *module)
     PyObject *type;
 
     start_new_thread = from_module ("_thread", "start_new_thread");
+    is_finalizing = from_module ("sys", "is_finalizing");
     allocate_lock = from_module ("_thread", "allocate_lock");
     copy_context = from_module ("contextvars", "copy_context");
     name_acquire = nvs_name ("acquire");
     name_leave = nvs_name ("_leave");
     name_left = nvs_name ("_left");
     name_run = nvs_name ("run");
-    if (start_new_thread == NULL || allocate_lock == NULL || copy_context == NULL || name_acquire == NULL
-        || name_leave == NULL || name_left == NULL || name_run == NULL)
+    if (start_new_thread == NULL || is_finalizing == NULL || allocate_lock == NULL || copy_context == NULL
+        || name_acquire == NULL || name_leave == NULL || name_left == NULL || name_run == NULL)
         return -1;
     type = PyType_FromSpec (&block_spec);
     if (type == NULL)

@@ -59,7 +59,6 @@ static Py_ssize_t place_value;  /* in the same: the address that it stands for *
 static bool calibrated;
 
 static PyObject *name_get;
-static PyObject *name_sent;
 
 static void *
 word_at (PyObject *object, Py_ssize_t place)
@@ -762,9 +761,16 @@ write_request (const struct plan *plan, const struct given *given, unsigned char
     }
 }
 
-/* 0 when the reply is there; -1 with an exception when there is none to wait for. *since is when the request was sent,
+enum waited {
+    REPLY_IS_THERE,
+    REQUEST_NOT_SENT, /* the worker is gone, and had not begun with it */
+    WAIT_FAILED,      /* an exception is set */
+};
+
+/* Waits for the reply. Whether the request was sent says the return value of `waiting` and no exception: one may come out
+ * of a signal handler, about a call of its own. *since is when the request was sent,
  * where that had to be found out, within a microsecond. */
-static int
+static enum waited
 await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane, int64_t *since)
 {
     struct nvs_crowd *crowd = &self->link->crowd;
@@ -774,13 +780,14 @@ await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane, int64_t 
 
     /* Not for a function that is known to take longer: others may want the interpreter. */
     if (quick && nvs_lane_spin (lane, SPIN_LOCKED_NS))
-        return 0;
+        return REPLY_IS_THERE;
     start = nvs_now_ns ();
     *since = quick && nvs_lane_spins (lane) ? start - SPIN_LOCKED_NS : start;
     for (;;) {
         PyThreadState *state;
         PyObject *seconds;
-        PyObject *go_on;
+        PyObject *unsent;
+        bool was_sent;
         int there;
 
         pace = self->pace; /* our own while others run, who may call the same */
@@ -791,44 +798,21 @@ await (function_t *self, PyObject *owner, struct nvs_caller_lane *lane, int64_t 
         crowd->waiting--;
         self->pace = pace;
         if (there)
-            return 0;
+            return REPLY_IS_THERE;
         if (PyErr_CheckSignals () < 0)
-            return -1;
+            return WAIT_FAILED;
         seconds = PyFloat_FromDouble ((double)(nvs_now_ns () - start) / 1e9);
         if (seconds == NULL)
-            return -1;
-        go_on = PyObject_CallFunctionObjArgs (self->link->waiting, owner, self->name, seconds, NULL);
+            return WAIT_FAILED;
+        unsent = PyObject_CallFunctionObjArgs (self->link->waiting, owner, self->name, seconds, NULL);
         Py_DECREF (seconds);
-        if (go_on == NULL)
-            return -1;
-        Py_DECREF (go_on);
+        if (unsent == NULL)
+            return WAIT_FAILED;
+        was_sent = unsent != Py_True;
+        Py_DECREF (unsent);
+        if (!was_sent)
+            return REQUEST_NOT_SENT;
     }
-}
-
-/* Whether the exception that is set says that the call did not reach its worker. Then it is cleared. */
-static bool
-was_not_sent (void)
-{
-    PyObject *type;
-    PyObject *value;
-    PyObject *traceback;
-    PyObject *sent;
-    bool unsent;
-
-    PyErr_Fetch (&type, &value, &traceback);
-    PyErr_NormalizeException (&type, &value, &traceback);
-    sent = value != NULL ? PyObject_GetAttr (value, name_sent) : NULL;
-    PyErr_Clear ();
-    unsent = sent == Py_False;
-    Py_XDECREF (sent);
-    if (!unsent) {
-        PyErr_Restore (type, value, traceback);
-        return false;
-    }
-    Py_XDECREF (type);
-    Py_XDECREF (value);
-    Py_XDECREF (traceback);
-    return true;
 }
 
 /* For whoever has entered it, and nobody leaves it any more: what runs first in any Python function may be a signal
@@ -892,14 +876,14 @@ call_fast (function_t *self, const struct plan *plan, struct given *given, const
     enum nvs_answer_kind kind;
     int64_t since = 0;
     PyObject *done;
-    int waited;
+    enum waited waited;
 
     write_request (plan, given, frame);
     nvs_lane_send (lane, plan->head_len + plan->data_len);
     waited = await (self, owner, lane, &since);
-    if (waited != 0) {
+    if (waited != REPLY_IS_THERE) {
         give_up_lane (self->link, owner);
-        return was_not_sent () ? NOT_CARRIED_OUT : FAILED;
+        return PyErr_Occurred () == NULL ? NOT_CARRIED_OUT : FAILED;
     }
     kind = read_reply (plan, given, frame, nvs_lane_reply_length (lane), result);
     if (kind != NVS_NO_ANSWER)
@@ -1251,8 +1235,7 @@ PyInit__fast (void)
     }
     told = true;
     name_get = nvs_name ("get");
-    name_sent = nvs_name ("sent");
-    if (name_get == NULL || name_sent == NULL) {
+    if (name_get == NULL) {
         Py_DECREF (module);
         return NULL;
     }

@@ -150,9 +150,9 @@ def test_a_lane_is_used_for_the_worker_at_its_other_end(monkeypatch: pytest.Monk
 PLACES = {
     "before the request": (Lane, "exchange", False, "nvmlDeviceGetHandleByIndex"),
     "after the reply": (Lane, "exchange", True, "nvmlDeviceGetHandleByIndex"),
-    "after the look of a call that waits": (NVMLSession, "_fast_look", True, "nvmlDeviceGetCount"),
-    "before the look of a call that waits": (NVMLSession, "_fast_look", False, "nvmlDeviceGetCount"),
-    "after the look of a call that the marshaller waits for": (Worker, "_check_alive", True, "nvmlUnitGetCount"),
+    "after the look of a call that waits": (NVMLSession, "_fast_error", True, "nvmlDeviceGetCount"),
+    "before the look of a call that waits": (NVMLSession, "_fast_error", False, "nvmlDeviceGetCount"),
+    "after the look of a call that the marshaller waits for": (Worker, "_is_gone", True, "nvmlUnitGetCount"),
     "before a worker is looked for": (Keeper, "current", False, "nvmlDeviceGetHandleByIndex"),
 }
 

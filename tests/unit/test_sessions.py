@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -332,3 +334,42 @@ def test_64_gpus() -> None:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         assert [nvml.nvmlDeviceGetIndex(handle) for handle in handles] == list(range(64))
         assert {f"/dev/nvidia{i}" for i in range(64)} <= set(nvml.session.dev_nodes())
+
+
+def test_install_after_close_opens_a_new_one() -> None:
+    """U9: the driver is let go by close(), and taken up again by install(); plain pynvml goes there too."""
+    script = """
+import os, pynvml, nvsandbox
+first = nvsandbox.install(simulate="h100x2")
+assert nvsandbox.install(simulate="h100x2") is first
+pid = first.session.pid
+first.session.close()
+assert first.session.closed and not os.path.exists(f"/proc/{pid}")
+for count in (first.nvmlDeviceGetCount, pynvml.nvmlDeviceGetCount):
+    try:
+        count()
+    except nvsandbox.SandboxClosed:
+        pass
+    else:
+        raise AssertionError("a closed session answers")
+second = nvsandbox.install(simulate="h100x2")
+assert second is not first and not second.session.closed
+assert second.nvmlDeviceGetCount() == pynvml.nvmlDeviceGetCount() == 2
+assert second.session.stats()["calls"] == 2
+with nvsandbox.nvml_isolated(simulate="h100x2") as shared:
+    assert shared.session is second.session
+    shared.session.close()
+    third = nvsandbox.install(simulate="h100x2")
+    assert third.nvmlDeviceGetCount() == 2
+assert pynvml.nvmlDeviceGetCount() == 2
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+def test_leaving_once_more_is_fine() -> None:
+    block = nvml_isolated(simulate="t4")
+    block.__enter__()
+    for _ in range(2):
+        assert block.__exit__(None, None, None) is None
