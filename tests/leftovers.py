@@ -15,6 +15,8 @@ import host
 MARK = "NVML_TEST_RUN"
 """An environment variable that the workers of this test run inherit, so that one is found that has lost its parent."""
 
+_NAMESPACE_AT_FIRST = os.readlink("/proc/self/ns/mnt")
+
 
 def _processes() -> dict[str, str]:
     found = {}
@@ -57,6 +59,24 @@ def _files() -> dict[str, str]:
     return {f"file {os.path.join(folder, name)}": "" for name in os.listdir(folder)}
 
 
+def _is_private() -> bool:
+    """Whether the mounts and /dev are this run's own (conftest.py), and not those of the whole machine."""
+    return os.readlink("/proc/self/ns/mnt") != _NAMESPACE_AT_FIRST
+
+
+def _mounts() -> dict[str, str]:
+    """Of the machine's, on which others mount as well, those that this user has (with FUSE a user can)."""
+    private, mine = _is_private(), f"user_id={os.getuid()},"
+    return {f"mount {line}": "" for line in host.mounts() if private or mine in line}
+
+
+def _nodes() -> dict[str, Any]:
+    """In the machine's /dev, which others change as well, those of this user."""
+    found = host.listing("/dev", skip=_volatile)
+    private, uid = _is_private(), os.getuid()
+    return {f"node {path}": facts for path, facts in found.items() if private or facts[2][0] == uid}
+
+
 def _pynvml() -> dict[str, str]:
     """Where plain pynvml calls go."""
     module = sys.modules.get("pynvml")
@@ -77,10 +97,10 @@ class Snapshot:
         things.update(_processes())
         things.update(_threads())
         things.update({f"descriptor {fd}": target for fd, target in host.descriptors().items()})
-        things.update({f"mount {line}": "" for line in host.mounts()})
+        things.update(_mounts())
         things.update({f"mapping {line}": "" for line in host.memfd_mappings()})
         things.update(_files())
-        things.update({f"node {path}": facts for path, facts in host.listing("/dev", skip=_volatile).items()})
+        things.update(_nodes())
         state: dict[str, Any] = {}
         state.update(host.privileges())
         state.update({f"namespace {name}": identity for name, identity in host.namespaces().items()})

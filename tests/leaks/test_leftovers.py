@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import host as stand_in
+import leftovers
 import pynvml
 import pytest
 from host import Host, require
@@ -122,6 +123,24 @@ def test_is_seen(leave: object) -> None:
     with leave() as wanted:  # type: ignore[operator]
         left = before.left_by(Snapshot.take())
     assert any(line.startswith(wanted) or wanted in line for line in left), left
+
+
+def test_on_the_machine_itself_only_what_is_this_users_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1: an ordinary user's tests see the machine's mounts and /dev, which others change meanwhile."""
+    monkeypatch.setattr(leftovers, "_is_private", lambda: False)
+    before = Snapshot.take()
+    table, nodes = stand_in.mounts(), stand_in.listing("/dev", skip=leftovers._volatile)
+    others = {"/dev/nvidia-other": ("0o20666", (195, 0), (os.getuid() + 1, 0), 1, 1, "")}
+    monkeypatch.setattr(stand_in, "listing", lambda root, skip=None: {**nodes, **others})
+    monkeypatch.setattr(stand_in, "mounts", lambda: [*table, "99 1 0:99 / /mnt rw - tmpfs other rw"])
+    assert before.left_by(Snapshot.take()) == []
+
+    mine = {"/dev/nvidia-mine": ("0o100644", (0, 0), (os.getuid(), 0), 1, 2, "")}
+    fuse = f"98 1 0:98 / /mnt rw - fuse mine rw,user_id={os.getuid()},group_id=0"
+    monkeypatch.setattr(stand_in, "listing", lambda root, skip=None: {**nodes, **mine})
+    monkeypatch.setattr(stand_in, "mounts", lambda: [*table, fuse])
+    left = before.left_by(Snapshot.take())
+    assert [line.split()[0:2] for line in left] == [["mount", "98"], ["node", "/dev/nvidia-mine"]]
 
 
 def test_orphaned_worker_is_seen(readable_folder: Path) -> None:

@@ -26,12 +26,12 @@ PROGRAMS = ("nvsandbox-worker", "nvsandbox-run")
 PRIVATE_DEV = """
 set -e
 dev=$(mktemp -d)
-mount -t tmpfs tmpfs "$dev"
-for node in null zero full random urandom tty; do touch "$dev/$node"; mount --bind "/dev/$node" "$dev/$node"; done
+mount -n -t tmpfs tmpfs "$dev"
+for node in null zero full random urandom tty; do touch "$dev/$node"; mount -n --bind "/dev/$node" "$dev/$node"; done
 ln -s /proc/self/fd "$dev/fd"
 mkdir "$dev/shm"
-mount -t tmpfs -o mode=1777 tmpfs "$dev/shm"
-mount --move "$dev" /dev
+mount -n -t tmpfs -o mode=1777 tmpfs "$dev/shm"
+mount -n --move "$dev" /dev
 rmdir "$dev"
 exec "$@"
 """

@@ -24,16 +24,16 @@ ALWAYS = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlE
 _HOST = r"""
 set -e
 t=$(mktemp -d)
-mount -t tmpfs -o mode=755 tmpfs "$t"
+mount -n -t tmpfs -o mode=755 tmpfs "$t"
 for n in null zero full random urandom tty; do
     [ -e /dev/$n ] || continue
     : > "$t/$n"
-    mount --bind /dev/$n "$t/$n"
+    mount -n --bind /dev/$n "$t/$n"
 done
 mkdir "$t/shm" "$t/pts"
-mount -t tmpfs -o mode=1777 tmpfs "$t/shm"
+mount -n -t tmpfs -o mode=1777 tmpfs "$t/shm"
 ln -s /proc/self/fd "$t/fd"
-mount --move "$t" /dev
+mount -n --move "$t" /dev
 rmdir "$t"
 exec "$@"
 """
