@@ -141,6 +141,11 @@ def can_play_host() -> bool:
     return subprocess.run([sys.executable, "-S", "-E", "-c", code], check=False).returncode == 0
 
 
+def require_isolation(step: str) -> None:
+    """Skips the test where this process may not have this isolation: `mount` takes a privilege, the others none."""
+    require(step != "mount" or can_play_host(), "needs CAP_SYS_ADMIN, for isolation 'mount'")
+
+
 # ---- looking from outside
 
 

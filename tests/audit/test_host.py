@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from auditing import Audit
-from host import require
+from host import can_play_host, require
 
 from nvsandbox.audit import connector
 
@@ -118,6 +118,7 @@ with Late() as watch:
 
 
 def test_who_begins_while_the_watch_is_at_work(scratch: Path) -> None:
+    require(can_play_host(), "needs CAP_SYS_ADMIN, to watch by fanotify")
     require(hears_of_processes(), "needs the process events connector, in the machine's own pid and network namespaces")
     program = subprocess.Popen([sys.executable, "-c", BETWEEN], stdout=subprocess.PIPE, text=True, cwd="/")
     out, _ = program.communicate(timeout=60)

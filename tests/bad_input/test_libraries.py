@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from host import require
+from host import require, require_isolation
 
 import nvsandbox
 from nvsandbox import LibraryNotFound, nvml_isolated, simulate
@@ -98,6 +98,7 @@ def test_host_without_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("isolation", STEPS)
 def test_named_library_missing(tmp_path: Path, isolation: str) -> None:
+    require_isolation(isolation)
     path = str(tmp_path / "missing" / NAME)
     error = refused(library=path, isolation=isolation)
     assert (error.errno, error.path) == (errno.ENOENT, path)
@@ -166,6 +167,7 @@ def test_truncated_in_a_driver_root(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("isolation", STEPS)
 def test_not_nvml(build: Callable[..., Path], isolation: str) -> None:
+    require_isolation(isolation)
     path = str(build("int nvmlLookalike (void) { return 0; } int init (void) { return 0; }"))
     error = refused(library=path, isolation=isolation)
     assert (error.errno, error.path) == (errno.ELIBBAD, path)

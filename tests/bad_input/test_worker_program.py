@@ -16,7 +16,7 @@ from pathlib import Path
 import host as stand_in
 import pynvml
 import pytest
-from host import require
+from host import require, require_isolation
 from waiting import kill, prompt
 
 import nvsandbox
@@ -220,6 +220,7 @@ def test_says_nothing(replace: Callable[[Path], None], fake: Path, monkeypatch: 
 @pytest.mark.parametrize("isolation", ["mount", "user", "guard"])
 @pytest.mark.parametrize("how", ["segv", "abort", "exit"])
 def test_dies_in_init(isolation: str, how: str) -> None:
+    require_isolation(isolation)
     with pytest.raises(WorkerDied) as caught:
         start(simulate=f"t4,crash=nvmlInitWithFlags:{how}", isolation=isolation)
     error = caught.value

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from host import require_isolation
 
 from nvsandbox import mig, nvml_isolated
 from nvsandbox.cli import main
@@ -152,6 +153,7 @@ def test_without_the_right_to_see_instances_the_tree_is_made_from_devices() -> N
 
 
 def test_several_compute_instances_in_one_gpu_instance() -> None:
+    require_isolation("mount")
     with nvml_isolated(simulate="a100,mig=1g.5gb", privileged=True, isolation="mount") as nvml:
         gpu = nvml.nvmlDeviceGetHandleByIndex(0)
         instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)  # 3g.20gb
