@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from host import Host, listing, require
+from host import Host, can_play_host, listing, require
 
 from nvsandbox.cli import main
 from nvsandbox.doctor import CATALOGUE
@@ -315,6 +315,7 @@ def test_a_process_that_ends_while_it_is_looked_at(tmp_path: Path) -> None:
 def stuck_node(tmp_path: Path) -> Iterator[Path]:
     """A path whose open never returns: state D, as in a driver that hangs."""
     require(os.path.exists("/dev/fuse"), "needs /dev/fuse")
+    require(can_play_host(), "needs CAP_SYS_ADMIN, to mount")
     folder = tmp_path / "fuse"
     folder.mkdir()
     program = ROOT / "tests" / "reliability" / "stuck_file.py"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from host import Host
+from host import Host, require_isolation
 
 from nvsandbox import LibraryNotFound, nvml_isolated, roots, simulate
 
@@ -174,6 +174,7 @@ def _gke(root: Path) -> Path:
 @pytest.mark.parametrize("layout", [_only_so_1, _alternatives, _merged_usr, _gke])
 @pytest.mark.parametrize("isolation", ["mount", "guard"])
 def test_a9_odd_places(tmp_path: Path, layout: Callable[[Path], Path], isolation: str) -> None:
+    require_isolation(isolation)
     path = layout(tmp_path)
     with nvml_isolated(driver_root=tmp_path, isolation=isolation) as nvml:
         assert nvml.session.library == str(path)

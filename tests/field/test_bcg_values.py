@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from host import Host
+from host import Host, require_isolation
 
 from nvsandbox import nvml_isolated, simulate
 
@@ -150,6 +150,7 @@ def test_g1_one_lost_gpu_does_not_hide_the_others(host: Host) -> None:
 @pytest.mark.parametrize("isolation", ["mount", "user"])
 def test_g2_nodes_by_minor_number_names_by_uuid(isolation: str) -> None:
     """NVML's index, the node's number, and the order of either are three things."""
+    require_isolation(isolation)
     description = "h100x3,minors=2+0+5"
 
     def look(**options: Any) -> tuple[list[str], dict[str, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from host import Host, require
+from host import Host, require, require_isolation
 from waiting import forked
 
 from nvsandbox import StaleHandle, nvml_isolated
@@ -54,6 +54,7 @@ def test_d1_pids_are_not_touched(host: Host, isolation: str) -> None:
 
 @pytest.mark.parametrize("isolation", STEPS)
 def test_d2_the_worker_is_in_the_callers_pid_namespace(isolation: str) -> None:
+    require_isolation(isolation)
     with nvml_isolated(simulate="t4", isolation=isolation) as nvml:
         theirs = os.readlink(f"/proc/{nvml.session.pid}/ns/pid")
         assert theirs == os.readlink("/proc/self/ns/pid")

@@ -400,6 +400,7 @@ def test_a_node_is_found_behind_a_file_that_cannot_be_looked_at(which: str) -> N
     from nvsandbox import nodeusers
 
     host.require(os.path.exists("/dev/fuse"), "needs /dev/fuse, for a file that cannot be looked at")
+    host.require(host.can_play_host(), "needs CAP_SYS_ADMIN, to mount, and root, to make a node")
     server_code = Path(__file__).parents[1] / "reliability" / "stuck_file.py"
     with contextlib.ExitStack() as stack:
         # In the folder for temporary files, for a user has to get there.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from host import can_play_host, require
 
 from .conftest import Run
 
@@ -42,6 +43,7 @@ def test_it_has_none_otherwise(run: Run, step: str) -> None:
 @pytest.fixture
 def plain() -> Iterator[Path]:
     """A regular file of the host's, under the name of a node."""
+    require(can_play_host(), "needs CAP_SYS_ADMIN, for a /dev that may be written to")
     file = Path("/dev/nvidia3")
     file.write_text("the host's\n")
     file.chmod(0o666)

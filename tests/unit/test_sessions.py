@@ -333,7 +333,8 @@ def test_64_gpus() -> None:
     with nvml_isolated(simulate="h100x64") as nvml:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         assert [nvml.nvmlDeviceGetIndex(handle) for handle in handles] == list(range(64))
-        assert {f"/dev/nvidia{i}" for i in range(64)} <= set(nvml.session.dev_nodes())
+        if nvml.session.isolation == "mount":  # without the right to make nodes there are none
+            assert {f"/dev/nvidia{i}" for i in range(64)} <= set(nvml.session.dev_nodes())
 
 
 def test_install_after_close_opens_a_new_one() -> None:
