@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import pynvml
 
-from nvsandbox import _fast, plans
+from nvsandbox import _fast, copies, plans
 from nvsandbox.errors import SandboxClosed, nvml_error
 from nvsandbox.weakly import Weakly
 
@@ -109,15 +109,19 @@ class Library:
         if name.startswith("nvml"):
             self._check_open(name)
             if self._session.has_function(name):
-                function: Any = Function(self, name)
-                if self._link is not None and plans.eligible(name):
-                    function = _fast.Function(name, function, self._link)
-                self.__dict__[name] = function
+                function = self.__dict__[name] = self.function(name)
                 return function
         raise AttributeError(f"the NVML library has no symbol {name!r}")
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
+
+    def function(self, name: str) -> Any:
+        """A function of NVML, whether the library has it or not."""
+        function = Function(self, name)
+        if self._link is not None and plans.eligible(name):
+            return _fast.Function(name, function, self._link)
+        return function
 
     def _check_open(self, name: str) -> None:
         if self._closed:
@@ -164,21 +168,10 @@ class Library:
 _PYNVML = vars(pynvml)
 
 
-def _original(value: Any) -> types.FunctionType | None:
-    """The pynvml function behind `value`, which another library may have replaced by a wrapper of its own."""
-    for _ in range(8):
-        if type(value) is not types.FunctionType:  # which has no subclasses; asked 2500 times for each block
-            return None
-        if value.__globals__ is _PYNVML:
-            return value
-        value = getattr(value, "__wrapped__", None)
-    return None
-
-
 def _rebind(
     function: types.FunctionType, scope: dict[str, Any], done: dict[int, types.FunctionType]
 ) -> types.FunctionType:
-    """`function` over `scope` as its globals; what it closes over (pynvml's decorators do) too."""
+    """`function` over `scope` as its globals; what it closes over and wraps (pynvml's decorators do) too."""
     known = done.get(id(function))
     if known is not None:
         return known
@@ -186,7 +179,7 @@ def _rebind(
     if function.__closure__ is not None:
         cells = []
         for cell in function.__closure__:
-            inner = _original(cell.cell_contents)
+            inner = copies.original(cell.cell_contents, function.__globals__)
             cells.append(cell if inner is None else types.CellType(_rebind(inner, scope, done)))
         closure = tuple(cells)
     rebound = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
@@ -196,6 +189,9 @@ def _rebind(
     rebound.__qualname__ = function.__qualname__
     if function.__dict__:  # else none is made, for hundreds of functions
         rebound.__dict__.update({key: value for key, value in function.__dict__.items() if key != "__wrapped__"})
+        wrapped = copies.original(function.__dict__.get("__wrapped__"), function.__globals__)
+        if wrapped is not None:
+            rebound.__dict__["__wrapped__"] = _rebind(wrapped, scope, done)  # has the signature, for help() and mocks
     done[id(function)] = rebound
     return rebound
 
@@ -251,9 +247,11 @@ class _Pointers(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         try:
-            pointer = self[name] = getattr(self._library, name)
+            pointer = getattr(self._library, name)
         except AttributeError:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) from None
+        if isinstance(pointer, _fast.Function | Function):  # and not what stands there for a proof
+            self[name] = pointer
         return pointer
 
 
@@ -263,11 +261,14 @@ def draft() -> types.ModuleType:
     module = types.ModuleType("nvsandbox.nvml", "The pynvml API, bound to a sandbox.")
     scope = module.__dict__
     own = {name: value for name, value in scope.items() if name.startswith("__")}
-    scope.update(_PYNVML)
+    originals = copies.main()
+    scope.update(originals)
+    if originals is not _PYNVML:
+        scope.update(_PYNVML)
     scope.update(own)
     done: dict[int, types.FunctionType] = {}
-    for name, value in _PYNVML.items():
-        if (function := _original(value)) is not None:
+    for name, value in list(scope.items()):
+        if (function := copies.original(value, originals)) is not None:
             scope[name] = _rebind(function, scope, done)
     return module
 

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from nvsandbox import _fast, aside
+from nvsandbox import _fast, aside, copies, proof
 from nvsandbox import options as options_
 from nvsandbox.bindings import Library, bind, draft
 from nvsandbox.errors import SandboxClosed
@@ -39,6 +39,7 @@ class _Block:
         if aside.finalizing():
             raise SandboxClosed("no sandbox can be opened any more: the interpreter is shutting down")
         try:
+            copies.main()  # before anything is started: it says what cannot be bound
             with registry.lock:
                 self.session = registry.sessions.get(options)
                 if self.session is None:
@@ -55,6 +56,17 @@ class _Block:
             self.route.open()
         except BaseException:
             self.close()
+            raise
+
+    def prove(self) -> None:
+        """Raises unless its calls come to the worker. In the thread that enters, which has a use for the channel."""
+        assert self.nvml is not None
+        assert self.library is not None
+        assert self.session is not None
+        try:
+            proof.of_worker(self.nvml, self.library, self.session._check_answers)
+        except Exception:
+            aside.do(self.close)
             raise
 
     def close(self) -> None:
@@ -133,6 +145,7 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
         try:
             opening.start()
             opening.result()
+            block.prove()
             self._open.append(block)
             _entered.set((*_still_entered(), (self, block)))
             return cast(NVML, block.nvml)

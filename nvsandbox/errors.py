@@ -17,6 +17,13 @@ from typing import Any
 
 import pynvml
 
+if not isinstance(getattr(pynvml, "NVMLError_Uninitialized", None), type):
+    raise ImportError(
+        f"pynvml is {pynvml!r}, without NVML's exceptions, which nvsandbox's are based on: is it a test's mock, or "
+        f"another package's? Import nvsandbox before it is put there, or pip install --force-reinstall nvidia-ml-py",
+        name="pynvml",
+    )
+
 __all__ = [
     "CallFailed",
     "CallTimeout",

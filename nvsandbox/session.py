@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import pynvml
 
@@ -37,6 +37,7 @@ from nvsandbox.weakly import Weakly
 from nvsandbox.worker import LOOK_EVERY, Worker
 
 _log = logging.getLogger("nvsandbox")
+_T = TypeVar("_T")
 
 _NVML_SUCCESS = 0
 _NVML_ERROR_INVALID_ARGUMENT = 2
@@ -339,10 +340,17 @@ class NVMLSession:
 
     def has_function(self, name: str) -> bool:
         """Whether the loaded library has this symbol. Raises as :meth:`call` does."""
+        return self._looked_up(name, lambda worker, limit: worker.function(name, limit) is not None)
+
+    def _check_answers(self) -> None:
+        """Has the worker answer, without NVML. Raises as :meth:`call` does."""
+        self._looked_up("nvmlSandboxProof", Worker.check_answers)
+
+    def _looked_up(self, name: str, look_up: Callable[[Worker, float | None], _T]) -> _T:
         for _ in range(_TRIES_UNSENT):
             worker = self._running(name)
             try:
-                return worker.function(name, self._limit(name, ())) is not None
+                return look_up(worker, self._limit(name, ()))
             except (WorkerDied, CallTimeout) as error:
                 self._note_death(worker)
                 # Looking a name up changes nothing: it can be done again.

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from nvsandbox import copies
 from nvsandbox.blocks import nvml_isolated
 from nvsandbox.cli import completing, places
 from nvsandbox.cli.wording import as_options
@@ -73,6 +74,7 @@ def enter_sandbox(stack: contextlib.ExitStack, given: dict[str, Any]) -> Any:
         block = nvml_isolated(**options)
     except (TypeError, ValueError) as error:
         raise click.UsageError(as_options(str(error))) from error
+    copies.check_for_commands()
     try:
         return stack.enter_context(block)
     except OSError as error:  # no descriptors left, no memory, …

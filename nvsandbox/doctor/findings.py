@@ -72,6 +72,7 @@ CATALOGUE: dict[str, str] = {
     "package.whole": "ok",
     "package.mixed": "error",
     "package.worker": "error",
+    "package.unbound-pynvml": "error",
     "package.old-pynvml": "warning",
     "package.optional": "info",
     # NVML, asked in the sandbox

@@ -78,12 +78,16 @@ def _worker_remedy(program: str) -> str:
 
 
 def _python_packages(places: Places) -> Iterator[Finding]:
+    if places.unbound:
+        what, _, remedy = places.unbound.partition("; ")
+        yield Finding("package.unbound-pynvml", f"no sandbox can be opened here: {what}", remedy)
     old = places.distributions.get("pynvml", "")
     major = old.partition(".")[0]
     if major.isdigit() and int(major) < _BUNDLES_PYNVML_BEFORE:
         yield Finding(
             "package.old-pynvml",
-            f"the package pynvml {old} brings a module pynvml of its own, in the place of nvidia-ml-py's",
+            f"the package pynvml {old} brings a module pynvml of its own, in the place of nvidia-ml-py's: functions "
+            f"and constants of newer drivers are missing",
             "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py",
         )
     for name, without in _OPTIONAL.items():

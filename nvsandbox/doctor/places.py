@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from nvsandbox import roots
+from nvsandbox import copies, roots
+from nvsandbox.errors import SandboxUnavailable
 from nvsandbox.options import Options
 
 _LANDLOCK_CREATE_RULESET = 444  # on all architectures
@@ -29,6 +30,15 @@ def _landlock_abi() -> int:
         ctypes.c_uint32(_LANDLOCK_VERSION),
     )
     return max(0, int(version))
+
+
+def _unbound() -> str:
+    """Why calls of this process's pynvml cannot be sent to a sandbox; "" if they can."""
+    try:
+        copies.found()
+    except SandboxUnavailable as error:
+        return str(error)
+    return ""
 
 
 def _distributions() -> dict[str, str]:
@@ -54,6 +64,7 @@ class Places:
     package: str = str(Path(__file__).parent.parent)
     environment: Mapping[str, str] = field(default_factory=dict)
     distributions: Mapping[str, str] = field(default_factory=dict)
+    unbound: str = ""
     cpus: int = 1
     landlock_abi: int = 0
     live: bool = False
@@ -66,6 +77,7 @@ class Places:
             options=options,
             environment=dict(os.environ),
             distributions=_distributions(),
+            unbound=_unbound(),
             cpus=len(os.sched_getaffinity(0)),
             landlock_abi=_landlock_abi(),
             live=True,

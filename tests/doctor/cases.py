@@ -245,6 +245,14 @@ def worker_program(machine: Any) -> list[Finding]:
     return [not_executable]
 
 
+@case("package.unbound-pynvml")
+def unbound_pynvml(machine: Any) -> list[Finding]:
+    machine.changed["unbound"] = "the module pynvml (/x, of the distribution pynvml 8.0.4) cannot; pip uninstall pynvml"
+    found = found_in(machine)
+    assert only(found, "package.unbound-pynvml").do == "pip uninstall pynvml"
+    return found
+
+
 @case("package.old-pynvml")
 def old_pynvml(machine: Any) -> list[Finding]:
     machine.changed["distributions"] = {"pynvml": "13.0.1"}
