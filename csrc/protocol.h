@@ -35,6 +35,7 @@
 #define NVSANDBOX_PROTOCOL_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define NVS_PROTOCOL_VERSION 1u
@@ -358,8 +359,22 @@ _Static_assert (sizeof (struct nvs_reply) % NVS_DATA_ALIGN == 0, "data is aligne
  *
  * The slot's own count of uses is added to the generation (modulo 2^20), so that a freed handle's token does not come
  * to life when its slot is used again. */
-#define NVS_TOKEN_TAG       0xa5full
+#define NVS_TOKEN_TAG 0xa5full
+/* The kind of what a caller has in a void pointer, without saying which handle it is: goes with every other kind. */
+#define NVS_HANDLE_UNTYPED  255u
 #define NVS_TOKEN_SLOTS_MAX (1u << 20)
+
+static inline bool
+nvs_token_is (uint64_t value)
+{
+    return value >> 52 == NVS_TOKEN_TAG;
+}
+
+static inline uint32_t
+nvs_token_kind (uint64_t token)
+{
+    return (uint32_t)(token >> 24 & 0xffu);
+}
 
 static inline uint64_t
 nvs_token_make (uint32_t generation, uint32_t kind, uint32_t slot)

@@ -40,6 +40,8 @@ _VALUE: int = lib.NVS_ARG_VALUE
 _DATA: int = lib.NVS_ARG_DATA
 _HANDLE: int = lib.NVS_ARG_HANDLE
 _RELOC_HANDLE: int = lib.NVS_RELOC_HANDLE
+_TOKEN_TAG: int = lib.NVS_TOKEN_TAG
+_UNTYPED: int = lib.NVS_HANDLE_UNTYPED
 _RELOC_POINTER: int = lib.NVS_RELOC_POINTER
 _RELOC_STRING: int = lib.NVS_RELOC_STRING
 _STRING_OUT = 1 << 63  # NVS_STRING_OUT
@@ -83,8 +85,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where handles (with their kind), pointers (with the type that they point to) and C strings lie in a type's
-    memory."""
+    """Where handles (with their kind), pointers (with the type that they point to; None: void) and C strings lie in a
+    type's memory."""
 
     handles: tuple[tuple[Run, int], ...] = ()
     pointers: tuple[tuple[Run, Any], ...] = ()
@@ -108,15 +110,24 @@ def is_opaque(pointer_type: Any) -> bool:
 
 
 def handle_kind(pointer_type: Any) -> int:
-    """The number that stands for this handle type in tokens, 1 to 255."""
+    """The number that stands for this handle type in tokens, 1 to 254."""
     name = pointer_type._type_.__name__
     kind = _kinds.get(name)
     if kind is None:
         with _kinds_lock:
             kind = _kinds.setdefault(name, len(_kinds) + 1)
-        if kind > 255:
-            raise TypeError(f"{name}: more than 255 kinds of NVML handles")
+        if kind >= _UNTYPED:
+            raise TypeError(f"{name}: more than {_UNTYPED - 1} kinds of NVML handles")
     return kind
+
+
+def is_token(value: int) -> bool:
+    """Whether this is a handle of a sandbox, in whatever it is passed."""
+    return value >> 52 == _TOKEN_TAG
+
+
+def _kind_of_token(token: int) -> int:
+    return token >> 24 & 0xFF
 
 
 def _repeat(run: Run, offset: int, count: int, stride: int) -> list[Run]:
@@ -174,7 +185,7 @@ def _make_layout(ctype: Any) -> Layout:
     if issubclass(ctype, ctypes.c_char_p):
         return Layout(strings=(Run(0, 1, 8),))
     if issubclass(ctype, ctypes.c_void_p):
-        return Layout(pointers=((Run(0, 1, 8), ctypes.c_ubyte),))
+        return Layout(pointers=((Run(0, 1, 8), None),))
     return _PLAIN
 
 
@@ -372,6 +383,8 @@ class Call:
         if kind is ByrefType:
             return self._byref(position, argument)
         if isinstance(argument, int):
+            if is_token(argument):
+                return _HANDLE, _kind_of_token(argument), argument
             return _VALUE, 0, self._integer(argument)
         if isinstance(argument, PointerType):
             value = ctypes.c_void_p.from_buffer(argument).value or 0
@@ -408,6 +421,8 @@ class Call:
 
     def _simple(self, position: int, argument: Any) -> tuple[int, int, int]:
         code = argument._type_
+        if code in "bhilqBHILQ" and is_token(argument.value & 0xFFFFFFFFFFFFFFFF):
+            return _HANDLE, _kind_of_token(argument.value), argument.value & 0xFFFFFFFFFFFFFFFF
         if code in "bhilq":
             return _VALUE, 0, argument.value & 0xFFFFFFFFFFFFFFFF
         if code in "BHILQ?":
@@ -421,14 +436,17 @@ class Call:
             return (_VALUE, 0, 0) if argument.value is None else self._bytes(argument.value + b"\0")
         if code == "P":
             value = argument.value or 0
-            owned = self._owned(value) if value else 0
-            if owned is None:
+            if not value:
+                return _VALUE, 0, 0
+            if is_token(value):
+                return _HANDLE, _kind_of_token(value), value
+            owner, place = self._owner(value)
+            if owner is None:
                 raise TypeError(
                     f"{self.name}: argument {position} is a c_void_p to memory of unknown size: pass the object itself"
                 )
-            return (
-                (_VALUE, 0, 0) if not value else self._memory(value, ctypes.c_ubyte * owned, owned, *self._owner(value))
-            )
+            owned = ctypes.sizeof(owner) - place
+            return self._memory(value, type(owner) if place == 0 else ctypes.c_ubyte * owned, owned, owner, place)
         raise TypeError(f"{self.name}: argument {position}: NVML takes no {type(argument).__name__} by value")
 
     def _byref(self, position: int, argument: Any) -> tuple[int, int, int]:
@@ -546,15 +564,10 @@ class Call:
                 segment.handles.append((run, kind))
         for whole, target in layout.pointers:
             for run in missing(whole):
-                for place in run.places():
-                    value = _U64.unpack_from(self._data, segment.offset + place)[0]
-                    sent = 0
-                    if value and ctypes.sizeof(target):
-                        told = _told_count(ctype, segment.address + at, place - at, target)
-                        sent = self._pointed(value, target, told)[2] + 1
-                    _U64.pack_into(self._data, segment.offset + place, sent)
-                    segment.pointers.append((place, value, sent))
-                self._relocate(_RELOC_POINTER, 0, segment, run)
+                if target is None:
+                    self._void_pointers(segment, at, ctype, run)
+                else:
+                    self._pointers(segment, at, ctype, run, target)
         for whole in layout.strings:
             for run in missing(whole):
                 for place in run.places():
@@ -563,6 +576,35 @@ class Call:
                     _U64.pack_into(self._data, segment.offset + place, sent)
                     segment.strings.append((place, value, sent))
                 self._relocate(_RELOC_STRING, 0, segment, run)
+
+    def _pointers(self, segment: _Segment, at: int, ctype: Any, run: Run, target: Any) -> None:
+        for place in run.places():
+            value = _U64.unpack_from(self._data, segment.offset + place)[0]
+            sent = 0
+            if value and ctypes.sizeof(target):
+                told = _told_count(ctype, segment.address + at, place - at, target)
+                sent = self._pointed(value, target, told)[2] + 1
+            _U64.pack_into(self._data, segment.offset + place, sent)
+            segment.pointers.append((place, value, sent))
+        self._relocate(_RELOC_POINTER, 0, segment, run)
+
+    def _void_pointers(self, segment: _Segment, at: int, ctype: Any, run: Run) -> None:
+        """A handle, or NULL where NVML may put one, is a handle of whatever kind; what else is there points to
+        bytes."""
+
+        def is_handle(place: int) -> bool:
+            value = _U64.unpack_from(self._data, segment.offset + place)[0]
+            return value == 0 or is_token(value)
+
+        places = list(run.places())
+        handles = [place for place in places if is_handle(place)]
+        groups = [run] if len(handles) == len(places) else [Run(place, 1, 8) for place in handles]
+        for group in groups:
+            self._relocate(_RELOC_HANDLE, _UNTYPED, segment, group)
+            segment.handles.append((group, _UNTYPED))
+        for place in places:
+            if place not in handles:
+                self._pointers(segment, at, ctype, Run(place, 1, 8), ctypes.c_ubyte)
 
     def _relocate(self, kind: int, handle: int, segment: _Segment, run: Run) -> None:
         self._relocs.append((kind, handle, segment.offset + run.offset, run.count, run.stride, 0))

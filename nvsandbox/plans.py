@@ -101,7 +101,7 @@ def _describe(argument: Any) -> tuple[int, type, type | None, int, bool] | None:
     kind = type(argument)
     if argument is None:
         return _NONE, kind, None, 0, False
-    if kind is int:
+    if kind is int and not marshal.is_token(argument):
         return _INT, kind, None, 0, False
     if kind is marshal.ByrefType:
         target = argument._obj
@@ -116,6 +116,10 @@ def _describe(argument: Any) -> tuple[int, type, type | None, int, bool] | None:
         return (_MEMORY, kind, None, ctypes.sizeof(argument), False) if _plain(kind) else None
     if isinstance(argument, marshal.PointerType) and marshal.is_opaque(kind):
         return _HANDLE, kind, None, 8, False
-    if kind.__base__ is marshal.SimpleType and argument._type_ in "bBhHiIlLqQ":
+    if (
+        kind.__base__ is marshal.SimpleType
+        and argument._type_ in "bBhHiIlLqQ"
+        and not marshal.is_token(argument.value & 0xFFFFFFFFFFFFFFFF)
+    ):
         return _SCALAR, kind, None, ctypes.sizeof(argument), argument._type_ in "bhilq"
     return None

@@ -603,6 +603,8 @@ take_int (PyObject *object, uint64_t *value)
         PyErr_Clear ();
         return false;
     }
+    if (nvs_token_is ((uint64_t)number)) /* a handle as a number: the marshaller's */
+        return false;
     /* As ctypes has it: the lower 32 bits, a C int. */
     *value = (uint64_t)(int64_t)(int32_t)(uint32_t)(uint64_t)number;
     return true;
@@ -620,7 +622,7 @@ take_scalar (PyObject *object, const struct plan_arg *arg, uint64_t *value)
     if (arg->is_signed && arg->size < 8 && (bits >> (8 * arg->size - 1)) != 0)
         bits |= UINT64_MAX << (8 * arg->size);
     *value = bits;
-    return true;
+    return arg->kind == ARG_HANDLE || !nvs_token_is (bits);
 }
 
 static bool

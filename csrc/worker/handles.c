@@ -258,7 +258,9 @@ nvs_handles_lookup (struct nvs_handles *handles, uint64_t token, uint32_t kind, 
     *value = 0;
     if (token == 0)
         return NVS_STATUS_OK;
-    if (token >> 52 != NVS_TOKEN_TAG || (token >> 24 & 0xffu) != kind)
+    if (!nvs_token_is (token)
+        || (nvs_token_kind (token) != kind && kind != NVS_HANDLE_UNTYPED
+            && nvs_token_kind (token) != NVS_HANDLE_UNTYPED))
         return NVS_STATUS_BAD_HANDLE;
 
     (void)pthread_rwlock_rdlock (&handles->lock);
@@ -270,6 +272,14 @@ nvs_handles_lookup (struct nvs_handles *handles, uint64_t token, uint32_t kind, 
     return status;
 }
 
+/* Under the lock. */
+static void
+retire_slot (struct nvs_handles *handles, uint32_t number)
+{
+    unindex (handles, find (handles, handles->slots[number].value, handles->slots[number].kind));
+    free_slot (handles, number);
+}
+
 void
 nvs_handles_retire (struct nvs_handles *handles, uint64_t token)
 {
@@ -277,8 +287,14 @@ nvs_handles_retire (struct nvs_handles *handles, uint64_t token)
 
     (void)pthread_rwlock_wrlock (&handles->lock);
     if (alive (handles, token, &number)) {
-        unindex (handles, find (handles, handles->slots[number].value, handles->slots[number].kind));
-        free_slot (handles, number);
+        const struct slot gone = handles->slots[number];
+
+        retire_slot (handles, number);
+        /* The same object may have a token of its kind and one without. */
+        for (uint32_t i = 0; i < handles->slots_used; i++)
+            if (handles->slots[i].kind != 0 && handles->slots[i].value == gone.value
+                && (gone.kind == NVS_HANDLE_UNTYPED || handles->slots[i].kind == NVS_HANDLE_UNTYPED))
+                retire_slot (handles, i);
     }
     (void)pthread_rwlock_unlock (&handles->lock);
 }

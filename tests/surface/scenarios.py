@@ -184,6 +184,37 @@ def a_handle_asked_for_twice(bench: Bench) -> Any:
 
 
 @scenario
+def handles_in_whatever_holds_them(bench: Bench) -> Any:
+    kind = shapes.handle_kind(pynvml.c_nvmlDevice_t)
+    give, identity = bench.pointer("nvmlEchoHandle"), bench.pointer("nvmlEchoIdentity")
+
+    def index_of(given: Any) -> list[int]:
+        index = ctypes.c_int(-2)
+        return [identity(kind, given, ctypes.byref(index)), index.value]
+
+    void, pointed, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+    typed = pynvml.c_nvmlDevice_t()
+    cells, others = (ctypes.c_void_p * 3)(), (ctypes.c_void_p * 3)()
+    results = [
+        give(kind, 1, ctypes.byref(void)),
+        give(kind, 2, ctypes.pointer(pointed)),
+        give(kind, 3, cells),
+        give(kind, 4, ctypes.cast(others, ctypes.POINTER(ctypes.c_void_p))),
+        give(kind, 5, ctypes.cast(ctypes.pointer(typed), ctypes.c_void_p)),
+        give(kind, 6, ctypes.byref(size)),
+    ]
+    held = [void, pointed, ctypes.c_void_p(cells[0]), ctypes.c_void_p(others[0]), typed]
+    for handle in held:
+        number = ctypes.cast(handle, ctypes.c_void_p).value or 0
+        results.append(index_of(handle))
+        results += [index_of(form(number)) for form in (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong)]
+        results.append(index_of(ctypes.cast(number, pynvml.c_nvmlDevice_t)))
+    results.append(index_of(size))
+    results.append([bool(cell) for cell in (*cells, *others)])
+    return results
+
+
+@scenario
 def null_handles(bench: Bench) -> Any:
     bench.call(pynvml.c_nvmlDevice_t())
     bench.call(None, tokens=["h1"])

@@ -52,6 +52,19 @@ test_one (void)
     SAME (nvs_handles_lookup (handles, again, KIND, &value), NVS_STATUS_OK);
     SAME (nvs_handles_lookup (handles, token, KIND, &value), NVS_STATUS_STALE_HANDLE);
 
+    /* Without a kind: goes with all, and is the same object. */
+    token = intern (handles, 0x5555000012340000u, NVS_HANDLE_UNTYPED);
+    TRUE (token != again);
+    SAME (nvs_handles_lookup (handles, token, KIND, &value), NVS_STATUS_OK);
+    SAME (value, 0x5555000012340000u);
+    SAME (nvs_handles_lookup (handles, again, NVS_HANDLE_UNTYPED, &value), NVS_STATUS_OK);
+    nvs_handles_retire (handles, again);
+    SAME (nvs_handles_lookup (handles, token, KIND, &value), NVS_STATUS_STALE_HANDLE);
+    again = intern (handles, 0x5555000012340000u, KIND);
+    token = intern (handles, 0x5555000012340000u, NVS_HANDLE_UNTYPED);
+    nvs_handles_retire (handles, token);
+    SAME (nvs_handles_lookup (handles, again, KIND, &value), NVS_STATUS_STALE_HANDLE);
+
     nvs_handles_retire_all (handles);
     SAME (nvs_handles_count (handles), 0);
     SAME (nvs_handles_lookup (handles, again, KIND, &value), NVS_STATUS_STALE_HANDLE);
