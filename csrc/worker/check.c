@@ -5,15 +5,44 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <linux/seccomp.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "error.h"
 #include "namespace.h"
 #include "syscalls.h"
+
+/* That NVML is told to make no nodes: by the parameters, where there is a driver that has them. */
+static int
+check_params (struct nvs_error *error)
+{
+    static const char path[] = "/proc/driver/nvidia/params";
+    __attribute__ ((cleanup (nvs_close_file))) FILE *file = fopen (path, "re");
+    int err = errno;
+    unsigned int value;
+    bool told = false;
+    char line[512];
+
+    if (file == NULL)
+        return err == ENOENT || err == ENOTDIR ? 0
+                                               : nvs_fail (error, NVS_STEP_CHECK, err, path, "cannot read the copy");
+    while (fgets (line, sizeof line, file) != NULL) {
+        if (sscanf (line, "ModifyDeviceFiles: %u", &value) != 1)
+            continue;
+        if (value != 0)
+            return nvs_fail (error, NVS_STEP_CHECK, 0, path,
+                             "the driver's parameters still have NVML make device nodes");
+        told = true;
+    }
+    return told ? 0 : nvs_fail (error, NVS_STEP_CHECK, 0, path, "the driver's parameters do not say ModifyDeviceFiles");
+}
 
 int
 nvs_check_dev (const struct nvs_policy *policy, uint64_t mount_ns_before, struct nvs_report *report,
@@ -31,7 +60,12 @@ nvs_check_dev (const struct nvs_policy *policy, uint64_t mount_ns_before, struct
                          (unsigned long long)report->dev_fs_magic);
     if (report->mount_ns == 0 || report->mount_ns == mount_ns_before)
         return nvs_fail (error, NVS_STEP_CHECK, 0, "/proc/self/ns/mnt", "the mount namespace is still the caller's");
-    return 0;
+    /* A program has its /dev for itself, and at MOUNT without --lockdown what it needs to make nodes in it. */
+    if (policy->mknod || (policy->program && policy->options->isolation == NVS_ISOLATION_MOUNT))
+        return 0;
+    if (!policy->program && (fs.f_flags & ST_RDONLY) == 0)
+        return nvs_fail (error, NVS_STEP_CHECK, 0, "/dev", "the private /dev is not read-only");
+    return check_params (error);
 }
 
 int

@@ -15,6 +15,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <seccomp.h>
 #include <stdbool.h>
@@ -37,6 +39,7 @@
 #define NR_FCHMODAT2        452 /* Linux 6.6 */
 #define NR_SETXATTRAT       463 /* Linux 6.13 */
 #define NR_REMOVEXATTRAT    466 /* Linux 6.13 */
+#define NR_FILE_SETATTR     469 /* Linux 6.17 */
 
 /* Refused to both, whatever the arguments. A list of what is denied, for what a closed library calls cannot be known: a
  * list of what is allowed would break with the next driver, and there is none for any program. */
@@ -136,18 +139,50 @@ static const int denied_library[] = {
     SCMP_SYS (adjtimex),
     /* tells mounts apart for systemd's and util-linux's programs; nothing can be opened with what it gives (above) */
     SCMP_SYS (name_to_handle_at),
+    /* inode flags (immutable, append-only, project), which ask for the file's owner alone */
+    NR_FILE_SETATTR,
+    /* other processes of its own: see add_clone_rules () */
+    SCMP_SYS (fork),
+    SCMP_SYS (vfork),
 };
 
 static const uint64_t namespace_flags[] = {
     CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET,
 };
 
-/* A program shares a terminal with who started it: what it puts into the input would be typed by them. */
-static const uint64_t denied_ioctls[] = { TIOCSTI, TIOCLINUX };
+/* A program shares a terminal with who started it: what it puts into the input would be typed by them. And for these the
+ * kernel loads a module that somebody names, without any capability: a line discipline, bridge, 8021q. */
+static const uint64_t denied_ioctls[] = {
+    TIOCSTI,     TIOCLINUX,   TIOCSETD,    SIOCGIFBR,   SIOCSIFBR,   SIOCBRADDBR, SIOCBRDELBR,
+    SIOCBRADDIF, SIOCBRDELIF, SIOCGIFVLAN, SIOCSIFVLAN, SIOCADDDLCI, SIOCDELDLCI,
+};
 
-/* The worker alone: these have signals sent to another process when a descriptor becomes ready. */
-static const uint64_t denied_owner_ioctls[] = { FIOSETOWN, SIOCSPGRP };
-static const uint64_t denied_owner_fcntls[] = { F_SETOWN, F_SETOWN_EX };
+/* The worker alone: these have signals sent to another process when a descriptor becomes ready (F_SETOWN), choose which
+ * (F_SETSIG), or hold up whoever opens a file for the better part of a minute (F_SETLEASE). */
+static const uint64_t denied_fcntls[] = { F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETLEASE };
+
+/* The worker alone. The second byte of an ioctl's request says, by convention, whose it is. The drivers of NVIDIA's have
+ * types of their own (F, m, d, c, or none at all for nvidia-uvm, whose requests are small numbers; G is WSL's), and which
+ * of them the next driver has cannot be known: so it is the kernel's own types for what else a descriptor may be that are
+ * closed, and of the terminals' and sockets', which reach furthest, what is allowed is listed. */
+static const uint64_t denied_ioctl_types[] = {
+    0x12, /* block devices */
+    0x53, /* SCSI, CD-ROM */
+    'X',  /* file systems: inode flags, freezing, trimming */
+    'f',  /* file systems: inode flags */
+    't',  /* PPP */
+    'V',  /* virtual terminals */
+    0x4b, /* keyboards, consoles */
+    0x56, /* virtual terminals, modes */
+    0x89, /* sockets, interfaces, bridges, VLANs; owners of signals */
+    0x8b, /* wireless interfaces */
+    0x94, /* btrfs */
+};
+/* Of the terminals' 'T', which are also those of any descriptor: what a C library asks before it buffers, sizes, and the
+ * flags that fcntl can set as well (but FIOASYNC). */
+static const uint64_t allowed_terminal_ioctls[] = {
+    TCGETS, 0x542a /* TCGETS2 */, TIOCGWINSZ, FIONREAD, TIOCOUTQ, FIONBIO, FIOCLEX, FIONCLEX,
+};
 
 /* Allowed with one process only. The caller, and all else that the user runs, may be signalled or slowed down by a
  * process of the same user without any capability. */
@@ -201,8 +236,38 @@ refuse_but (scmp_filter_ctx filter, const int *calls, size_t count, uint64_t all
 
 /* ---- for both ------------------------------------------------------------------------------------------- */
 
+/* A program's sockets: Unix, Internet and netlink, and of the Internet's protocols not those that are modules. Refused as
+ * by a kernel that lacks the others. What is no family at all (NPROTO and above) the kernel refuses by itself. */
 static int
-add_rules (scmp_filter_ctx filter)
+add_family_rules (scmp_filter_ctx filter)
+{
+    static const int calls[] = { SCMP_SYS (socket), SCMP_SYS (socketpair) };
+    static const uint64_t internet[] = { AF_INET, AF_INET6 };
+    static const uint64_t protocols[] = { IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE, 115 /* L2TP */ };
+    static const uint64_t kinds[] = { SOCK_SEQPACKET, SOCK_DCCP };
+    const uint64_t word = UINT32_MAX; /* of an int, which is what the kernel takes */
+    int rc = 0;
+
+    for (uint64_t family = 0; rc == 0 && family < 64; family++)
+        for (size_t i = 0; rc == 0 && i < COUNT (calls); i++)
+            if (family != AF_UNIX && family != AF_INET && family != AF_INET6 && family != AF_NETLINK)
+                rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EAFNOSUPPORT), calls[i], 1,
+                                       SCMP_A0 (SCMP_CMP_MASKED_EQ, word, family));
+    for (size_t f = 0; rc == 0 && f < COUNT (internet); f++) {
+        const struct scmp_arg_cmp family = SCMP_A0 (SCMP_CMP_MASKED_EQ, word, internet[f]);
+
+        for (size_t i = 0; rc == 0 && i < COUNT (protocols); i++)
+            rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPROTONOSUPPORT), SCMP_SYS (socket), 2, family,
+                                   SCMP_A2 (SCMP_CMP_MASKED_EQ, word, protocols[i]));
+        for (size_t i = 0; rc == 0 && i < COUNT (kinds); i++)
+            rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (ESOCKTNOSUPPORT), SCMP_SYS (socket), 2, family,
+                                   SCMP_A1 (SCMP_CMP_MASKED_EQ, 0xf, kinds[i]));
+    }
+    return rc;
+}
+
+static int
+add_rules (scmp_filter_ctx filter, unsigned int variant)
 {
     int rc = refuse (filter, denied, COUNT (denied));
 
@@ -217,6 +282,14 @@ add_rules (scmp_filter_ctx filter)
         rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (ENOSYS), SCMP_SYS (clone3), 0);
     if (rc == 0)
         rc = refuse_requests (filter, SCMP_SYS (ioctl), denied_ioctls, COUNT (denied_ioctls));
+    /* The kernel loads a module for a family of sockets, and for a protocol of the Internet's, that somebody asks for. The
+     * worker is refused all but Unix sockets, below. */
+    if (rc == 0 && variant == NVS_DENYLIST_PROGRAM)
+        rc = add_family_rules (filter);
+    /* Leaves a character device of number 0:0 behind, for which mknod is not asked. */
+    if (rc == 0)
+        rc = seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), SCMP_SYS (renameat2), 1,
+                               SCMP_A4 (SCMP_CMP_MASKED_EQ, RENAME_WHITEOUT, RENAME_WHITEOUT));
     return rc;
 }
 
@@ -242,8 +315,52 @@ add_process_rules (scmp_filter_ctx filter)
                    != 0)
             return rc;
     }
-    rc = refuse_requests (filter, SCMP_SYS (ioctl), denied_owner_ioctls, COUNT (denied_owner_ioctls));
-    return rc != 0 ? rc : refuse_requests (filter, SCMP_SYS (fcntl), denied_owner_fcntls, COUNT (denied_owner_fcntls));
+    if ((rc = refuse_requests (filter, SCMP_SYS (fcntl), denied_fcntls, COUNT (denied_fcntls))) != 0)
+        return rc;
+    /* F_SETFL with O_ASYNC: a terminal or pipe of the caller's then signals whoever owns it, who may be the caller. */
+    return seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), SCMP_SYS (fcntl), 2,
+                             SCMP_A1 (SCMP_CMP_MASKED_EQ, UINT32_MAX, F_SETFL),
+                             SCMP_A2 (SCMP_CMP_MASKED_EQ, O_ASYNC, O_ASYNC));
+}
+
+/* Threads, and no processes: these would be the caller's to reap (CLONE_PARENT), or outlive it. */
+static int
+add_clone_rules (scmp_filter_ctx filter)
+{
+    return seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), SCMP_SYS (clone), 1,
+                             SCMP_A0 (SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0));
+}
+
+/* Of the terminals' requests the `count` from `first` on, but the allowed: halved until a half has none of these, so that
+ * there are few rules. `count` is a power of two. */
+static int
+refuse_terminal_ioctls (scmp_filter_ctx filter, uint64_t first, uint64_t count)
+{
+    bool allowed = false;
+    int rc;
+
+    for (size_t i = 0; i < COUNT (allowed_terminal_ioctls); i++)
+        allowed = allowed || (allowed_terminal_ioctls[i] & 0xff) / count == first / count;
+    if (!allowed)
+        return seccomp_rule_add (filter, SCMP_ACT_ERRNO (EPERM), SCMP_SYS (ioctl), 1,
+                                 SCMP_A1 (SCMP_CMP_MASKED_EQ, 0xffff - (count - 1), (uint64_t)'T' << 8 | first));
+    if (count == 1)
+        return 0;
+    rc = refuse_terminal_ioctls (filter, first, count / 2);
+    return rc != 0 ? rc : refuse_terminal_ioctls (filter, first + count / 2, count / 2);
+}
+
+static int
+add_ioctl_rules (scmp_filter_ctx filter)
+{
+    const uint32_t eperm = SCMP_ACT_ERRNO (EPERM);
+    const uint64_t type = 0xff00;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < COUNT (denied_ioctl_types); i++)
+        rc = seccomp_rule_add (filter, eperm, SCMP_SYS (ioctl), 1,
+                               SCMP_A1 (SCMP_CMP_MASKED_EQ, type, denied_ioctl_types[i] << 8));
+    return rc != 0 ? rc : refuse_terminal_ioctls (filter, 0, 0x100);
 }
 
 static const int sockets[] = { SCMP_SYS (socket), SCMP_SYS (socketpair) };
@@ -346,6 +463,7 @@ add_library_rules (scmp_filter_ctx filter, unsigned int variant)
     int rc;
 
     if ((rc = refuse (filter, denied_library, COUNT (denied_library))) != 0 || (rc = add_process_rules (filter)) != 0
+        || (rc = add_clone_rules (filter)) != 0 || (rc = add_ioctl_rules (filter)) != 0
         || (rc = refuse_but (filter, sockets, COUNT (sockets), AF_UNIX)) != 0
         || (rc = add_attribute_rules (filter, (variant & NVS_DENYLIST_MKNOD) != 0)) != 0)
         return rc;
@@ -365,7 +483,7 @@ write_list (unsigned int variant, int fd)
     if (filter == NULL)
         return -ENOMEM;
     if ((rc = seccomp_attr_set (filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_ERRNO (EPERM))) == 0
-        && (rc = add_rules (filter)) == 0
+        && (rc = add_rules (filter, variant)) == 0
         && (variant == NVS_DENYLIST_PROGRAM || (rc = add_library_rules (filter, variant)) == 0))
         rc = seccomp_export_bpf (filter, fd);
     seccomp_release (filter);

@@ -59,6 +59,17 @@ def typed():
     if status:
         raise OSError(status, "TIOCSTI")
 
+def asked_for_vlan():
+    # What is asked for is a module, 8021q, whatever the socket is.
+    import fcntl
+    with socket.socket(socket.AF_UNIX) as any_socket:
+        fcntl.ioctl(any_socket, 0x8982, bytes(64))
+
+def asked_for_discipline():
+    import fcntl, pty, struct
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, 0x5423, struct.pack("i", 13))
+
 def listening():
     server = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(server.getsockname())
@@ -106,6 +117,10 @@ attempts = {
     "bpf": lambda: number({BPF}, 0, 0, 0),
     "io_uring": lambda: number(425, 1, 0),
     "type into a terminal": typed,
+    "have 8021q loaded": asked_for_vlan,
+    "have n_hdlc loaded": asked_for_discipline,
+    "a socket of another family": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close(),
+    "an Internet socket of a module's": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 136).close(),
     "a node of NVIDIA's": lambda: node("/dev/nvidia9", CHAR, os.makedev(195, 9)),
     "a node of another driver": lambda: node("/dev/other", CHAR, os.makedev(1, 1)),
     "a disk": lambda: node("/dev/disk", BLOCK, os.makedev(8, 0)),
@@ -127,19 +142,20 @@ for name, attempt in attempts.items():
         found[name] = "yes"
     except OSError as error:
         # A refusal; anything else means that the kernel has got so far as to look at the arguments.
-        refused = error.errno in (errno.EPERM, errno.EACCES)
+        refused = error.errno in (errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
         found[name] = "no" if refused else "yes"
 print(json.dumps(found))
 """
 
 ALWAYS = {"listen and connect", "threads", "programs", "files", "shared memory", "signals"}
+LOADING = {"have 8021q loaded", "have n_hdlc loaded", "an Internet socket of a module's"}
 OWN_DEV = {"a folder in /dev", "a link in /dev/char"}
 CAN: dict[tuple[str, ...], set[str]] = {
     ("--lockdown",): ALWAYS | OWN_DEV,
     ("--lockdown", "--simulate", "t4"): ALWAYS | OWN_DEV | {"a node of NVIDIA's", "a node elsewhere"},
-    ("--user",): ALWAYS | OWN_DEV | {"trace"},
+    ("--user",): ALWAYS | OWN_DEV | LOADING | {"trace"},
     ("--user", "--lockdown"): ALWAYS | OWN_DEV,
-    ("--guard",): ALWAYS | {"trace", "a new user namespace"},
+    ("--guard",): ALWAYS | LOADING | {"trace", "a new user namespace"},
     ("--guard", "--lockdown"): ALWAYS,
 }
 BEYOND = {"io_uring", "type into a terminal", "a new user namespace", "load a module", "bpf"}

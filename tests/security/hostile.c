@@ -3,20 +3,23 @@
  * A library that looks like NVML to the worker and tries, from inside it, what a library that means harm would try.
  *
  * nvmlSystemGetProcessName(n) makes the n-th attempt and gives back "row<TAB>attempt<TAB>result" as the name: 0 for
- * success, else the errno (a signal is 1000 more). The rows are those of the table in docs/security.md. Each attempt is made in a
- * child of the worker, which has the same rights, so that no success spoils the next one.
+ * success, else the errno. The rows are those of the table in docs/security.md. Each attempt is made in a worker of its own, so
+ * that no success spoils the next one.
  *
  * No attempt does harm where it succeeds: signal 0, limits as they are, opening and not writing.
  *
  * The environment tells the targets: HOSTILE_FOLDER (the caller's, with file, socket and setuid-program in it),
  * HOSTILE_BYSTANDER and HOSTILE_OTHER (pids: a process of the same user without capabilities, another session's
- * worker), HOSTILE_SHM (the id of a shared memory segment), HOSTILE_ABSTRACT (a socket's name).
+ * worker), HOSTILE_SHM (the id of a shared memory segment), HOSTILE_ABSTRACT (a socket's name), HOSTILE_TERMINAL (the path
+ * of a terminal of the user's).
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/fs.h>
 #include <linux/securebits.h>
+#include <linux/sockios.h>
 #include <mqueue.h>
 #include <sched.h>
 #include <signal.h>
@@ -39,6 +42,7 @@
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 /* Newer than the headers of some systems; the same on all architectures. */
@@ -1213,6 +1217,222 @@ unix_by_control (void)
     return failed (connect (3, (struct sockaddr *)&name, sizeof name));
 }
 
+/* ---- processes */
+
+static int
+ended_at_once (long pid)
+{
+    if (pid == 0)
+        _exit (0);
+    if (pid > 0)
+        (void)waitpid ((pid_t)pid, NULL, __WALL);
+    return failed (pid);
+}
+
+static int
+process_fork (void)
+{
+#ifdef SYS_fork
+    return ended_at_once (syscall (SYS_fork));
+#else
+    return EPERM;
+#endif
+}
+
+static int
+process_clone (void)
+{
+    return ended_at_once (syscall (SYS_clone, (unsigned long)SIGCHLD, NULL, NULL, NULL, NULL));
+}
+
+/* The caller's child, to be reaped by it. */
+static int
+process_sibling (void)
+{
+    return ended_at_once (syscall (SYS_clone, (unsigned long)(CLONE_PARENT | SIGCHLD), NULL, NULL, NULL, NULL));
+}
+
+static int
+process_clone3 (void)
+{
+    struct {
+        uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls;
+    } args = { .exit_signal = SIGCHLD };
+
+    return ended_at_once (syscall (435, &args, sizeof args));
+}
+
+/* ---- modules that the kernel loads because somebody names them. Without a module of that name these fail all the same:
+ * what counts is whether the kernel was asked. */
+
+static int
+asked_of_socket (unsigned long request)
+{
+    char interface[64] = "";
+
+    return beyond_filter (ioctl (socket (AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), request, interface));
+}
+
+static int
+module_vlan (void)
+{
+    return asked_of_socket (SIOCGIFVLAN);
+}
+
+static int
+module_bridge (void)
+{
+    return asked_of_socket (SIOCGIFBR);
+}
+
+static int
+module_interface (void)
+{
+    return asked_of_socket (SIOCGIFINDEX);
+}
+
+static int
+module_line_discipline (void)
+{
+    int discipline = 13;
+
+    return beyond_filter (ioctl (open ("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC), TIOCSETD, &discipline));
+}
+
+static int
+module_family (void)
+{
+    return beyond_filter (socket (AF_CAN, SOCK_RAW, 1));
+}
+
+static int
+module_crypto (void)
+{
+    return beyond_filter (socket (AF_ALG, SOCK_SEQPACKET, 0));
+}
+
+/* ---- terminals, and signals by way of descriptors */
+
+static int
+user_terminal (void)
+{
+    const char *path = getenv ("HOSTILE_TERMINAL");
+
+    return open (path != NULL ? path : "/dev/null", O_RDWR | O_NOCTTY | O_CLOEXEC);
+}
+
+static int
+terminal_size (void)
+{
+    struct winsize size = { .ws_row = 24, .ws_col = 80 };
+
+    return failed (ioctl (user_terminal (), TIOCSWINSZ, &size));
+}
+
+static int
+terminal_settings (void)
+{
+    struct termios settings;
+    int fd = user_terminal ();
+
+    return failed (tcgetattr (fd, &settings)) != 0 ? errno : failed (tcsetattr (fd, TCSANOW, &settings));
+}
+
+static int
+terminal_async (void)
+{
+    int fd = user_terminal ();
+
+    return failed (fcntl (fd, F_SETFL, O_RDWR | O_ASYNC));
+}
+
+static int
+signal_number (void)
+{
+    return failed (fcntl (user_terminal (), F_SETSIG, SIGKILL));
+}
+
+static int
+signal_async (void)
+{
+    int ends[2] = { -1, -1 };
+
+    return pipe (ends) != 0 ? errno : failed (fcntl (ends[0], F_SETFL, O_ASYNC));
+}
+
+static int
+signal_async_ioctl (void)
+{
+    int ends[2] = { -1, -1 };
+    int on = 1;
+
+    return pipe (ends) != 0 ? errno : failed (ioctl (ends[0], FIOASYNC, &on));
+}
+
+static int
+hold_up_by_lease (void)
+{
+    return failed (fcntl (open (at (folder, "file"), O_RDONLY | O_CLOEXEC), F_SETLEASE, F_RDLCK));
+}
+
+/* ---- what a file system takes from a file's owner */
+
+static int
+node_by_whiteout (void)
+{
+    return failed (syscall (SYS_renameat2, AT_FDCWD, at (folder, "file"), AT_FDCWD, at (folder, "moved"), 4u));
+}
+
+static int
+node_by_whiteout_in_shm (void)
+{
+    int fd = open ("/dev/shm/hostile-a", O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+
+    (void)close (fd);
+    return failed (syscall (SYS_renameat2, AT_FDCWD, "/dev/shm/hostile-a", AT_FDCWD, "/dev/shm/hostile-b", 4u));
+}
+
+static int
+flags_ioctl (void)
+{
+    int flags = 0;
+
+    return beyond_filter (ioctl (open (at (folder, "file"), O_RDONLY | O_CLOEXEC), FS_IOC_SETFLAGS, &flags));
+}
+
+static int
+flags_extended (void)
+{
+    struct fsxattr attributes = { .fsx_projid = 0 };
+
+    return beyond_filter (ioctl (open (at (folder, "file"), O_RDONLY | O_CLOEXEC), FS_IOC_FSSETXATTR, &attributes));
+}
+
+/* Linux 6.17; what an older one says is no success either. */
+static int
+flags_call (void)
+{
+    struct {
+        uint64_t flags;
+        uint32_t extent, extents, project, copy;
+    } attributes = { 0 };
+    long rc = syscall (469, AT_FDCWD, at (folder, "file"), &attributes, sizeof attributes, 0u);
+
+    return rc != 0 && errno == ENOSYS ? ENOSYS : beyond_filter (rc);
+}
+
+static int
+change_score (void)
+{
+    return can_open (of_process (bystander, "oom_score_adj"), O_WRONLY);
+}
+
+static int
+change_group (void)
+{
+    return can_open (of_process (bystander, "autogroup"), O_WRONLY);
+}
+
 /* ---- the table */
 
 #define MOUNTS     "mount, bind, move or unmount anything, or make a read-only private `/dev` writable"
@@ -1243,12 +1463,19 @@ unix_by_control (void)
 #define HOLD       "hold a file or folder that the caller had open"
 #define GAIN       "gain a capability, another user or group, or undo no_new_privs"
 #define START      "start a program, setuid or not"
-#define KERNEL     "load a module or another kernel; use bpf, perf, key rings, io_uring, userfaultfd, file handles"
-#define TERMINAL   "put input into a terminal"
-#define FOREIGN    "use the system calls of another architecture"
-#define NETWORK    "use the network, netlink, or any socket that is not a Unix socket"
-#define ABSTRACT   "connect to a Unix socket with an abstract name"
-#define UNIX       "connect or send to Unix sockets that have a path, a container engine's for instance"
+#define PROCESS    "start another process of its own, or one of the caller's"
+#define MODULE     "have the kernel load a module by naming what it is for (a socket family, VLANs, a line discipline)"
+#define SETTINGS_OF_TERMINALS "change size, settings or signals of the user's terminal"
+#define ASYNC                 "have signals sent by a descriptor, or hold up others by a lease"
+#define WHITEOUT              "leave a whiteout, a device node of number 0:0"
+#define FLAGS                 "change inode flags (immutable, append-only, project) of the user's files"
+#define SCORE                 "open `oom_score_adj` or `autogroup` of the user's other processes for writing"
+#define KERNEL   "load a module or another kernel; use bpf, perf, key rings, io_uring, userfaultfd, file handles"
+#define TERMINAL "put input into a terminal"
+#define FOREIGN  "use the system calls of another architecture"
+#define NETWORK  "use the network, netlink, or any socket that is not a Unix socket"
+#define ABSTRACT "connect to a Unix socket with an abstract name"
+#define UNIX     "connect or send to Unix sockets that have a path, a container engine's for instance"
 
 static const struct {
     const char *row;
@@ -1381,6 +1608,30 @@ static const struct {
     { KERNEL, "syslog", kernel_log },
     { KERNEL, "open_by_handle_at", kernel_handles },
     { TERMINAL, "TIOCSTI", kernel_terminal },
+    { SETTINGS_OF_TERMINALS, "TIOCSWINSZ", terminal_size },
+    { SETTINGS_OF_TERMINALS, "TCSETS", terminal_settings },
+    { SETTINGS_OF_TERMINALS, "O_ASYNC", terminal_async },
+    { SETTINGS_OF_TERMINALS, "F_SETSIG", signal_number },
+    { ASYNC, "F_SETFL", signal_async },
+    { ASYNC, "FIOASYNC", signal_async_ioctl },
+    { ASYNC, "F_SETLEASE", hold_up_by_lease },
+    { PROCESS, "fork", process_fork },
+    { PROCESS, "clone", process_clone },
+    { PROCESS, "CLONE_PARENT", process_sibling },
+    { PROCESS, "clone3", process_clone3 },
+    { MODULE, "SIOCGIFVLAN", module_vlan },
+    { MODULE, "SIOCGIFBR", module_bridge },
+    { MODULE, "SIOCGIFINDEX", module_interface },
+    { MODULE, "TIOCSETD", module_line_discipline },
+    { MODULE, "AF_CAN", module_family },
+    { MODULE, "AF_ALG", module_crypto },
+    { WHITEOUT, "elsewhere", node_by_whiteout },
+    { WHITEOUT, "in /dev/shm", node_by_whiteout_in_shm },
+    { FLAGS, "FS_IOC_SETFLAGS", flags_ioctl },
+    { FLAGS, "FSSETXATTR", flags_extended },
+    { FLAGS, "file_setattr", flags_call },
+    { SCORE, "oom_score_adj", change_score },
+    { SCORE, "autogroup", change_group },
     { FOREIGN, "i386", foreign_i386 },
     { FOREIGN, "x32", foreign_x32 },
     { NETWORK, "socket", network },
@@ -1391,21 +1642,6 @@ static const struct {
     { UNIX, "sendmsg", unix_datagram_pair },
     { UNIX, "by the control connection", unix_by_control },
 };
-
-static int
-in_child (int (*run) (void))
-{
-    int status = 0;
-    pid_t child = fork ();
-
-    if (child == 0) {
-        (void)alarm (5);
-        _exit (run ());
-    }
-    while (waitpid (child, &status, 0) < 0 && errno == EINTR)
-        continue;
-    return WIFEXITED (status) ? WEXITSTATUS (status) : 1000 + WTERMSIG (status);
-}
 
 int nvmlInit_v2 (void);
 int nvmlShutdown (void);
@@ -1432,7 +1668,6 @@ nvmlSystemGetProcessName (unsigned int number, char *name, unsigned int length)
 {
     if (number >= sizeof attempts / sizeof *attempts)
         return 6; /* NVML_ERROR_NOT_FOUND */
-    (void)snprintf (name, length, "%s\t%s\t%d", attempts[number].row, attempts[number].name,
-                    in_child (attempts[number].run));
+    (void)snprintf (name, length, "%s\t%s\t%d", attempts[number].row, attempts[number].name, attempts[number].run ());
     return 0;
 }
