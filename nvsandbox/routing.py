@@ -137,29 +137,30 @@ class Route:
                     sys.meta_path.remove(_guard)
 
 
-def _know(scope: copies.Scope) -> _Copy | None:
+def _know(scope: copies.Scope) -> None:
     """Takes a copy up among those that are sent to the sandbox, for good: who has its functions may have taken them
-    out of its module. None if it is known."""
-    if any(copy.scope is scope for copy in _copies):
-        return None
-    copy = _Copy(scope)
-    _copies.append(copy)
-    copy.enter()
-    return copy
+    out of its module."""
+    if not any(copy.scope is scope for copy in _copies):
+        _copies.append(_Copy(scope))
+        _copies[-1].enter()
 
 
 def _adopt(module: ModuleType) -> None:
-    """Sends a module that was imported while a block is open to the sandbox, if it is a copy of pynvml."""
+    """Sends a module that was imported, or reloaded, while a block is open to the sandbox, if it is a copy of
+    pynvml."""
     scope = copies.scope_in(vars(module))
     if scope is None:
         return
     copies.check(scope, module.__name__)
     with _lock:
-        routes = _routes
-        if not routes:
+        if not _routes:
             return
-        if _know(scope) is not None:
-            proof.of_arrival(scope, routes[-1].library)
+        _know(scope)
+        for copy in _copies:
+            if copy.scope is scope and not isinstance(scope[_CACHE], _Cache):
+                scope[_CACHE] = _Cache(scope)
+                copy.enter()
+        proof.of_arrival(scope, _routes[-1].library)
 
 
 class _Adopting:

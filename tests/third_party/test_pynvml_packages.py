@@ -211,3 +211,66 @@ def test_a_vendored_copy_that_cannot_be_bound(host: Host, vendor: Path, when: st
     assert f"the module vendor.pynvml ({vendor / 'pynvml.py'})" in found["text"]
     assert "nvsandbox run" in found["text"]
     assert found["seen"] == []
+
+
+def through(module: str) -> dict[str, Any]:
+    import importlib
+
+    import host
+    from pynvml_packages import reach_nvml
+
+    import nvsandbox
+
+    reach_nvml()
+    found = importlib.import_module(module)
+    with host.watching() as watch, nvsandbox.nvml_isolated(simulate="h100x2") as nvml:
+        if module == "nvidia_smi":
+            found.nvmlInit()
+            count = found.nvmlDeviceGetCount()
+        else:
+            count = len(found.smi.nvidia_smi.getInstance().DeviceQuery("index")["gpu"])
+        calls = nvml.session.stats()["calls"]
+        seen = watch.events()
+    return {"count": count, "calls": calls > 1, "seen": seen}
+
+
+@pytest.mark.parametrize(
+    ("package", "module"), [("nvidia-ml-py3==7.352.0", "nvidia_smi"), ("pynvml==12.0.0", "pynvml_utils")]
+)
+def test_modules_that_pass_pynvml_on(host: Host, package: str, module: str) -> None:
+    found = host.run(through, module=module, env=path(folder_of(package)))
+    assert found == {"count": 2, "calls": True, "seen": []}
+
+
+LOADS_IT_ITSELF = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+count = ctypes.c_uint()
+print(library.nvmlInit_v2(), library.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)
+"""
+
+
+def under_run(program: str, run: bool) -> dict[str, Any]:
+    import os
+    import subprocess
+    import sys
+
+    import host
+
+    from nvsandbox.simulate import parse
+
+    command = [sys.executable, "-m", "nvsandbox", "run", "--simulate", "h100x2", "--"] if run else []
+    command += [sys.executable, "-c", program, "libnvidia-ml.so.1" if run else str(parse("h100x2").library)]
+    env = {**os.environ, "NVSANDBOX_SIM": "h100x2"}
+    with host.watching() as watch:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd="/")
+    return {"out": done.stdout + done.stderr, "seen": sorted({os.path.basename(path) for path in watch.seen})}
+
+
+@pytest.mark.parametrize("run", [True, False])
+def test_a_library_that_the_program_loads_itself(host: Host, run: bool) -> None:
+    """What pynvml has no part in: `nvsandbox run` keeps it from the host, and without that it makes nodes there."""
+    found = host.run(under_run, program=LOADS_IT_ITSELF, run=run)
+    assert found["out"].split() == ["0", "0", "2"]
+    assert ("nvidiactl" in found["seen"]) is (not run)
+    assert run is (found["seen"] == [])

@@ -203,6 +203,8 @@ def test_one_that_is_imported_while_two_blocks_are_open(tmp_path: Path, monkeypa
         with nvml_isolated(simulate="h100x4"):
             again: Any = importlib.import_module("vendored_nvml_bindings")
             assert again.nvmlDeviceGetCount() == 4
+            assert importlib.reload(again) is again
+            assert again.nvmlDeviceGetCount() == 4
         assert again.nvmlDeviceGetCount() == 3
     with pytest.raises(again.NVMLError_Uninitialized):
         again.nvmlDeviceGetCount()
@@ -232,6 +234,20 @@ def test_pynvmls_library_itself() -> None:
         assert pynvml.nvmlLib.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
         assert count.value == 2
         assert nvml.session.stats()["calls"] == 1
+
+
+def test_what_was_kept_of_direct_use_is_the_callers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library and pointers into it from before the block: plain calls go to the sandbox all the same."""
+    library = mock.MagicMock(name="the caller's own")
+    library.nvmlDeviceGetCount_v2.return_value = 0
+    monkeypatch.setattr(pynvml, "nvmlLib", library)
+    kept = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetCount_v2")
+    with nvml_isolated(simulate=SIMULATED) as nvml:
+        assert pynvml.nvmlDeviceGetCount() == 2
+        assert kept() == 0
+        assert nvml.session.stats()["calls"] == 1
+    kept.assert_called_once()
+    pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
 # ---- what is yielded, for help(), mocks and editors
