@@ -2,7 +2,7 @@
 # Each chore is one word, and each word is one script or tool that can be run without make.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fix asan fuzz soak bench bench-check dist clean
+.PHONY: help setup demo test lint fix tables asan fuzz soak bench bench-check dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ lint: ## what CI checks: formats, types, warnings, static analysis
 
 fix: ## let the formatters and ruff change the files
 	@scripts/lint --fix
+
+tables: ## write what the security tests measure into the tables of docs/security.md
+	@scripts/security-tables $(ARGS)
 
 asan: ## ASan and UBSan: the C tests, and the package under the tests that are hardest on memory
 	@scripts/native
