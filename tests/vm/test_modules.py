@@ -67,10 +67,11 @@ def measure(library: str, program: str, columns: dict[str, list[str]]) -> dict[s
     return found
 
 
+Measured = dict[str, dict[str, tuple[int, str]]]
+
+
 @pytest.fixture(scope="module")
-def measured(
-    tmp_path_factory: pytest.TempPathFactory, _stand_in_for_dev: None
-) -> dict[str, dict[str, tuple[int, str]]]:
+def measured(tmp_path_factory: pytest.TempPathFactory, _stand_in_for_dev: None) -> Measured:
     """For outside and each column: attempt to errno and what modprobe was asked for."""
     kernel = kernel_folder()
     folder = tmp_path_factory.mktemp("vm")
