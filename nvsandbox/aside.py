@@ -18,16 +18,15 @@ not waited for.
 
 from __future__ import annotations
 
-import _thread
 import copy
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+from nvsandbox import threads
 from nvsandbox.forks import this_process
 
 _T = TypeVar("_T")
@@ -45,7 +44,7 @@ _here: set[int] = set()  # the threads that are doing such work
 
 def here() -> bool:
     """Whether this thread is one that does such work."""
-    return _thread.get_ident() in _here
+    return threads.get_ident() in _here
 
 
 def start(work: Callable[..., Any], *arguments: Any, new: bool = False) -> None:
@@ -56,7 +55,7 @@ def start(work: Callable[..., Any], *arguments: Any, new: bool = False) -> None:
         return
     if new or not here():
         try:
-            _thread.start_new_thread(run, (work, *arguments))
+            threads.start_new_thread(run, (work, *arguments))
             return
         except NO_THREAD:
             pass
@@ -65,7 +64,7 @@ def start(work: Callable[..., Any], *arguments: Any, new: bool = False) -> None:
 
 def run(work: Callable[..., Any], *arguments: Any) -> None:
     """Does something as such work, in this thread."""
-    mine = _thread.get_ident()
+    mine = threads.get_ident()
     outer = mine in _here
     _here.add(mine)
     try:
@@ -88,8 +87,8 @@ class Task(Generic[_T]):
         self._owner = this_process()
         self._waiting: list[Any] = []  # a lock for each: one for all would be lost with a waiter who is interrupted
         self._thread: weakref.ref[_Token] | None = None
-        self._begun = _thread.allocate_lock()  # taken by whoever runs it, or sees to it that nobody does
-        self._raised = _thread.allocate_lock()  # taken by whom the error itself is raised in
+        self._begun = threads.allocate_lock()  # taken by whoever runs it, or sees to it that nobody does
+        self._raised = threads.allocate_lock()  # taken by whom the error itself is raised in
         self.error: BaseException | None = None
         self.done = False
 
@@ -124,7 +123,7 @@ class Task(Generic[_T]):
     def wait(self, limit: float | None = None) -> bool:
         """Waits until it is done, at most `limit` seconds. Whether it is."""
         end = None if limit is None else time.monotonic() + limit
-        mine = _thread.allocate_lock()
+        mine = threads.allocate_lock()
         mine.acquire()
         self._waiting.append(mine)
         while not self.done:
@@ -190,7 +189,7 @@ def get(work: Callable[[], _T], dispose: Callable[[_T], object]) -> _T:
         if task.error is None:
             # A call in C, before which Python runs no signal handler.
             try:
-                _thread.start_new_thread(run, (_dispose, task, dispose))
+                threads.start_new_thread(run, (_dispose, task, dispose))
             except NO_THREAD:
                 _dispose(task, dispose)
         raise
@@ -206,7 +205,7 @@ class Lock:
     never give it back, and is in nobody's way."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._lost = False
 
     def acquire(self, timeout: float = -1) -> bool:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import threading
 import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import pynvml
 
-from nvsandbox import _fast, copies, plans
+from nvsandbox import _fast, copies, plans, threads
 from nvsandbox.errors import SandboxClosed, nvml_error
 from nvsandbox.weakly import Weakly
 
@@ -278,7 +277,7 @@ def bind(module: types.ModuleType, library: Library, session: object) -> types.M
     scope = module.__dict__
     library._scopes.append(scope)
     scope["nvmlLib"] = library
-    scope["libLoadLock"] = threading.RLock()
+    scope["libLoadLock"] = threads.RLock()
     scope["_nvmlLib_refcount"] = 0
     scope["_nvmlGetFunctionPointer"] = _Pointers(library).__getitem__
     scope["_nvmlCheckReturn"] = _check_return(library)
@@ -295,7 +294,7 @@ def _after_fork_in_child() -> None:
     # A thread that does not exist here may hold any of these; pynvml holds its own while it looks a symbol up.
     for library in _libraries:
         for scope in library._scopes:
-            scope["libLoadLock"] = threading.RLock()
+            scope["libLoadLock"] = threads.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import contextvars
 import logging
 import os
-import threading
 import types
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from nvsandbox import _fast, aside, copies, proof
+from nvsandbox import _fast, aside, copies, proof, threads
 from nvsandbox import options as options_
 from nvsandbox.bindings import Library, bind, draft
 from nvsandbox.errors import SandboxClosed
@@ -154,7 +152,7 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
             # and none before the one below.
             if opening.error is None:
                 try:
-                    _thread.start_new_thread(aside.run, (self._undo, block, opening))
+                    threads.start_new_thread(aside.run, (self._undo, block, opening))
                 except aside.NO_THREAD:
                     self._undo(block, opening)
             raise
@@ -170,7 +168,7 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
     # __exit__ is in C, where no signal handler comes in before it has started a thread that does _leave(); then it does
     # _left() itself.
 
-    def _leave(self, outcome: list[BaseException], done: _thread.LockType) -> None:
+    def _leave(self, outcome: list[BaseException], done: Any) -> None:
         """Leaves the block that was entered last: here, or if it was entered elsewhere, of all."""
         try:
             last = self._last()
@@ -181,7 +179,7 @@ class nvml_isolated(_fast.Block):  # noqa: N801 - used as a function
         finally:
             done.release()
 
-    def _left(self, outcome: list[BaseException], done: _thread.LockType, thread: Callable[[], object]) -> None:
+    def _left(self, outcome: list[BaseException], done: Any, thread: Callable[[], object]) -> None:
         owner = this_process()
         while not done.acquire(timeout=0.1):
             if this_process() != owner:  # a forked child, in which there is no such thread
@@ -215,7 +213,7 @@ def _still_entered() -> tuple[tuple[nvml_isolated, _Block], ...]:
 
 
 _installed: dict[Options, tuple[nvml_isolated, NVML]] = {}
-_install_lock = threading.RLock()  # held during a start, as the registry's must not be: who starts needs that
+_install_lock = threads.RLock()  # held during a start, as the registry's must not be: who starts needs that
 
 
 def install(**options: Any) -> NVML:
@@ -252,7 +250,7 @@ def _close_all() -> None:
 def _after_fork_in_child() -> None:
     # Locks may be held by threads that do not exist here.
     global _install_lock
-    _install_lock = threading.RLock()
+    _install_lock = threads.RLock()
 
 
 atexit.register(_close_all)

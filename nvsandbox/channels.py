@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import socket
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nvsandbox import _fast, marshal
+from nvsandbox import _fast, marshal, threads
 from nvsandbox._core import ffi, lib
 from nvsandbox.errors import SandboxClosed, SandboxError, WorkerDied
 from nvsandbox.forks import this_process
-from nvsandbox.native import own_error, socketpair, start_error
+from nvsandbox.native import own_error, start_error
+from nvsandbox.owned import STREAM, pair
 
 if TYPE_CHECKING:
     from nvsandbox.worker import Worker
@@ -205,29 +204,28 @@ class Pipe:
     """A thread's socket channel: any size, and some tens of microseconds slower."""
 
     def __init__(self, worker: Worker, wait: Callable[[], None]) -> None:
-        self._busy = threading.Lock()
+        self._busy = threads.allocate_lock()
         self.enter()
         self._worker = weakref.proxy(worker)
-        ours, theirs = socketpair(socket.SOCK_STREAM, "channel")
-        self._socket = ours
-        with theirs:
-            try:
-                worker.open_channel(lib.NVS_CHANNEL_PIPE, theirs.fileno(), 0, wait)
-            except BaseException:
-                ours.close()
-                raise
-        ours.settimeout(SLICE_NS / 1e9)
+        self._socket, theirs = pair(STREAM, "channel")
+        try:
+            worker.open_channel(lib.NVS_CHANNEL_PIPE, theirs.number, 0, wait)
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
 
     taken = True  # nobody knows
 
     @property
     def in_use(self) -> bool:
         """Whether somebody has entered."""
-        return self._busy.locked()
+        return bool(self._busy.locked())
 
     def enter(self) -> bool:
         """Whether this channel is the caller's until :meth:`leave`. Not if it is in use."""
-        return self._busy.acquire(blocking=False)
+        return bool(self._busy.acquire(blocking=False))
 
     def leave(self) -> None:
         """Ends what :meth:`enter` began."""
@@ -239,8 +237,8 @@ class Pipe:
         out = memoryview(len(frame).to_bytes(4, sys.byteorder) + frame)
         while out:
             try:
-                count = self._socket.send(out)
-            except TimeoutError:
+                count = self._socket.send(out, SLICE_NS / 1e9)
+            except (TimeoutError, InterruptedError):
                 wait()
                 continue
             except OSError as error:
@@ -258,8 +256,8 @@ class Pipe:
         rest = memoryview(buffer)
         while rest:
             try:
-                count = self._socket.recv_into(rest)
-            except TimeoutError:
+                count = self._socket.receive_into(rest, SLICE_NS / 1e9)
+            except (TimeoutError, InterruptedError):
                 wait()
                 continue
             except OSError as error:
@@ -289,7 +287,7 @@ class Pipe:
         self._socket.close()
 
 
-class Channels(threading.local):
+class Channels(threads.local):  # type: ignore[misc]
     """Each thread's own channels. They are closed when the thread ends, for its locals end with it."""
 
     # Not set by __init__, which runs in each thread: a finalizer that comes there finds a half-made object.

@@ -7,12 +7,10 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nvsandbox._core import ffi, lib
 from nvsandbox.options import Options
 from nvsandbox.process import wait_all
 
@@ -54,7 +52,10 @@ def end(workers: Iterable[Worker], grace: bool = True) -> None:
     workers = list(workers)
     ours = {worker.process: worker for worker in workers if worker.begin_end(grace)}
     for worker in ours.values():
-        _tell(worker, grace)
+        if grace:
+            worker.control.stop()
+        else:
+            worker.control.shut()
     # Killing a user of NVML outright has been seen to wedge GPUs, so SIGKILL comes last.
     left = wait_all(ours, STOP_LIMIT if grace else 0.2)
     for number, seconds in ((signal.SIGTERM, TERM_LIMIT), (signal.SIGKILL, KILL_LIMIT)):
@@ -72,24 +73,12 @@ def end(workers: Iterable[Worker], grace: bool = True) -> None:
             worker.finished.wait(max(0.0, latest - time.monotonic()))
 
 
-def _tell(worker: Worker, grace: bool) -> None:
-    """Asks it to end: by STOP, and by the end of the control connection."""
-    connection = worker.control.socket
-    if grace:
-        message = ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_STOP])
-        with contextlib.suppress(OSError):
-            connection.settimeout(0.1)
-            connection.send(bytes(ffi.buffer(message)))
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_WR)
-
-
 def _release(worker: Worker) -> None:
     """Closes what the caller has of it."""
     control = worker.control
     # Not under the hands of a thread that is opening a channel. It lets go soon: the worker's end is closed.
     locked = control.lock.acquire(timeout=KILL_LIMIT)
-    control.socket.close()
+    control.close()
     if locked:
         control.lock.release()
     if not worker.abandoned:

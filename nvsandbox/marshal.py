@@ -16,11 +16,11 @@ import ctypes
 import os
 import re
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from nvsandbox import threads
 from nvsandbox._core import lib
 from nvsandbox.errors import nvml_error
 
@@ -100,7 +100,7 @@ class Layout:
 _PLAIN = Layout()
 _layouts: dict[Any, Layout] = {}
 _kinds: dict[str, int] = {}
-_kinds_lock = threading.Lock()
+_kinds_lock = threads.allocate_lock()
 
 
 def is_opaque(pointer_type: Any) -> bool:
@@ -757,7 +757,7 @@ def _bare_frame(op: int, data: bytes) -> bytearray:
 
 def _after_fork_in_child() -> None:
     global _kinds_lock
-    _kinds_lock = threading.Lock()
+    _kinds_lock = threads.allocate_lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
-import select
 import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from nvsandbox import threads
 from nvsandbox._core import ffi, lib
 from nvsandbox.errors import SandboxClosed, WorkerDied
 from nvsandbox.forks import this_process
 from nvsandbox.native import own_error, start_error
+from nvsandbox.owned import Owned
 
 PROGRAM = Path(__file__).parent / "nvsandbox-worker"
 
@@ -48,11 +48,11 @@ class Process:
         self.closing = False
         """Whether it is ended because its sandbox is closed, and not for a fault of its own."""
         self._death: tuple[int | None, int | None] | None = None  # signal, status
-        self._pidfd: int | None = None
-        self._reaped = _thread.allocate_lock()  # taken by the thread that reaps it
+        self._pidfd: Owned | None = None
+        self._reaped = threads.allocate_lock()  # taken by the thread that reaps it
         self._reaping_over = False
         self._released = False
-        self._closed = _thread.allocate_lock()
+        self._closed = threads.allocate_lock()
 
     def spawn(self, simulated: str | None, control: int) -> None:
         """Starts the program, with the descriptor `control` as its control connection. Raises SandboxStartError."""
@@ -67,7 +67,8 @@ class Process:
             self.pid = int(pid[0])  # whatever else goes wrong
         if result != 0:
             raise own_error(start_error(error))
-        self._pidfd = self._open_pidfd()
+        pidfd = self._open_pidfd()
+        self._pidfd = None if pidfd is None else Owned(pidfd)
 
     def _open_pidfd(self) -> int | None:
         try:
@@ -115,13 +116,14 @@ class Process:
 
     @property
     def pidfd(self) -> int:
-        """-1 where there is none."""
-        return -1 if self._pidfd is None else self._pidfd
+        """-1 where there is none, or where the program has closed it."""
+        pidfd = self._pidfd
+        return -1 if pidfd is None else pidfd.number
 
     def _identity(self) -> tuple[int, int]:
         """For waitid()."""
-        pidfd = self._pidfd
-        return (os.P_PID, self.pid) if pidfd is None else (os.P_PIDFD, pidfd)
+        pidfd = self.pidfd
+        return (os.P_PID, self.pid) if pidfd < 0 else (os.P_PIDFD, pidfd)
 
     def death(self, name: str) -> WorkerDied | SandboxClosed:
         """How it ended, while `name` was called."""
@@ -140,8 +142,9 @@ class Process:
         if self.ended():
             return
         with contextlib.suppress(ProcessLookupError):
-            if self._pidfd is not None:
-                signal.pidfd_send_signal(self._pidfd, number)
+            pidfd = self.pidfd
+            if pidfd >= 0:
+                signal.pidfd_send_signal(pidfd, number)
             else:
                 os.kill(self.pid, number)
 
@@ -156,7 +159,7 @@ class Process:
         if self._closed.acquire(blocking=False):  # once, whoever comes first
             pidfd, self._pidfd = self._pidfd, None
             if pidfd is not None:
-                os.close(pidfd)
+                pidfd.close()
 
 
 def wait_all(processes: Iterable[Process], limit: float) -> list[Process]:
@@ -167,13 +170,7 @@ def wait_all(processes: Iterable[Process], limit: float) -> list[Process]:
         seconds = end - time.monotonic()
         if not left or seconds <= 0:
             return left
-        poller = select.poll()
-        pause = 0.1
-        for process in left:
-            pidfd = process._pidfd
-            if pidfd is None:
-                pause = 0.005
-            else:
-                poller.register(pidfd, select.POLLIN)
-        poller.poll(max(1, int(min(seconds, pause) * 1000)))
+        numbers = [process.pidfd for process in left]
+        pause = 0.1 if min(numbers) >= 0 else 0.005
+        lib.nvs_await_any(numbers, len(numbers), max(1, int(min(seconds, pause) * 1000)))
         processes = left

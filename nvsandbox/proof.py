@@ -9,11 +9,10 @@ to be the worker's own. NVML has no part in it: nothing is counted, and a librar
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nvsandbox import copies
+from nvsandbox import copies, threads
 from nvsandbox.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
@@ -34,10 +33,10 @@ class _Expected:
         self._name = name
         self._reply = reply
         self._ask = ask
-        self._thread: int | None = threading.get_ident()
+        self._thread: int | None = threads.get_ident()
 
     def __call__(self, *arguments: Any) -> Any:
-        if threading.get_ident() != self._thread:
+        if threads.get_ident() != self._thread:
             return self._library.function(self._name)(*arguments)
         if self._ask is not None:
             self._ask()

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pynvml
 
+from nvsandbox import threads
 from nvsandbox.marshal import pointed_handle
 
 _GIVES = re.compile(r"nvml(Device|Unit)Get(\w*Handle\w*By\w+|DeviceHandleFromMigDeviceHandle)$")
@@ -30,7 +30,7 @@ class Recipes:
     """How each handle was come by, and what stands for it in the present worker."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         # A token of any worker of this session to (function, type of the handle, what it takes before the handle).
         self._recipes: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
         # Each worker gives out new tokens for the same few devices.
@@ -38,7 +38,7 @@ class Recipes:
 
     def after_fork(self) -> None:
         """In a forked child: the lock may be held by a thread that does not exist there."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
 
     def remember(self, name: str, arguments: tuple[Any, ...], invoke: Invoke) -> None:
         """Notes where the handle in the last of `arguments` came from, after a successful call of `name`."""

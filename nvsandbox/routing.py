@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from nvsandbox import aside, copies, proof
+from nvsandbox import aside, copies, proof, threads
 from nvsandbox.bindings import Library
 from nvsandbox.errors import SandboxUnavailable
 
@@ -222,7 +221,7 @@ def _after_fork_in_child() -> None:
     if _routes:
         # pynvml holds it while it looks a symbol up, and while a block is open it does that in every call.
         for copy in _copies:
-            copy.scope["libLoadLock"] = threading.Lock()
+            copy.scope["libLoadLock"] = threads.allocate_lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -8,14 +8,13 @@ import contextvars
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypedDict, TypeVar
 
 import pynvml
 
-from nvsandbox import _fast, aside, devnodes, diagnose, marshal, plans
+from nvsandbox import _fast, aside, devnodes, diagnose, marshal, plans, threads
 from nvsandbox import keeper as keeper_
 from nvsandbox._core import lib
 from nvsandbox.channels import Lane
@@ -52,6 +51,9 @@ _RETIRES = re.compile(r"(Free|Destroy)(_v[0-9]+)?$")
 _MAKES_STATE = re.compile(r"(Create|Alloc)(_v[0-9]+)?$")
 
 _HINT_SECONDS = 10.0
+
+_LONGEST = 1e9
+"""Seconds, some thirty years: what is longer is no deadline."""
 
 _TRIES_UNSENT = 4
 """How many workers a call is brought to, when each is gone before it could be handed over."""
@@ -97,8 +99,8 @@ class NVMLSession:
         self.blocks: set[object] = set()
         """Those that are open in it."""
         # Reentrant, for signal handlers and finalizers call NVML too; and never held while something is waited for.
-        self._counts_lock = threading.RLock()
-        self._hint_lock = threading.RLock()
+        self._counts_lock = threads.RLock()
+        self._hint_lock = threads.RLock()
         self._counts = {"calls": 0, "errors": 0, "timeouts": 0, "deaths": 0}
         self._latency = Recorder()
         self._death_hooks: list[Callable[[WorkerDied], object]] = []
@@ -235,7 +237,7 @@ class NVMLSession:
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
             raise ValueError(f"seconds={seconds!r}: expected a number of seconds, 0 or more")
-        end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)  # an int may be more than a float can be
+        end = time.monotonic() + min(seconds, _LONGEST)  # an int may be more than a float can be
         outer = self._deadline()
         block = _Deadline(self, end if outer is None else min(end, outer))
         link = self.link
@@ -561,8 +563,8 @@ def close(sessions: Iterable[NVMLSession]) -> None:
 def _after_fork_in_child() -> None:
     # Locks may be held by threads that do not exist here.
     for session in _sessions:
-        session._counts_lock = threading.RLock()
-        session._hint_lock = threading.RLock()
+        session._counts_lock = threads.RLock()
+        session._hint_lock = threads.RLock()
         session._recipes.after_fork()
         session._count_anew()
         session.keeper.after_fork_in_child()

@@ -9,15 +9,14 @@ import itertools
 import logging
 import math
 import os
-import socket
-import threading
 import time
 from collections.abc import Callable
 
-from nvsandbox import _fast, aside, control, ending, handshake, marshal
+from nvsandbox import _fast, aside, control, ending, handshake, marshal, threads
 from nvsandbox._core import ffi, lib
 from nvsandbox.channels import Channels, Holder, Lane, Pipe
 from nvsandbox.control import Control
+from nvsandbox.conversation import BrokenProtocol
 from nvsandbox.errors import (
     INITIALISATION,
     CallTimeout,
@@ -27,8 +26,9 @@ from nvsandbox.errors import (
     WorkerDied,
 )
 from nvsandbox.forks import this_process
-from nvsandbox.native import socketpair, text
+from nvsandbox.native import text
 from nvsandbox.options import Options, Recycle
+from nvsandbox.owned import PACKETS, pair
 from nvsandbox.process import Process
 
 _log = logging.getLogger("nvsandbox")
@@ -49,7 +49,7 @@ _serials = itertools.count(1)
 _all: set[Worker] = set()
 """The workers of this process whose ends are not over."""
 
-_fork_lock = threading.RLock()
+_fork_lock = threads.RLock()
 """Held while a forked child would inherit what nobody there knows of: the worker's end of a new control connection (so
 that its death would go unseen here), or ours (so that it would outlive us)."""
 
@@ -99,9 +99,9 @@ class Worker:
         self.end = ffi.new("struct nvs_end *", [-1, 0])
         """What those who wait for answers look out for."""
         self._condemned = False  # nobody waits for its answers
-        self._ender = threading.Lock()  # whoever gets this ends it
+        self._ender = threads.allocate_lock()  # whoever gets this ends it
         self._drain_until = 0.0  # until then calls that are under way may go on, although it is stopping
-        self.finished = threading.Event()  # its end is over, whether it has ended or not
+        self.finished = threads.Event()  # its end is over, whether it has ended or not
         minors = handshake.device_minors(options)
         description = handshake.simulated(options, minors)
 
@@ -115,11 +115,13 @@ class Worker:
             )
         _abandon_inherited(self.owner)
         with _fork_lock:
-            ours, theirs = socketpair(socket.SOCK_SEQPACKET, "spawn")
+            ours, theirs = pair(PACKETS, "spawn")
             self.control = Control(ours, self.process)
             try:
-                with theirs:
-                    self.process.spawn(description, theirs.fileno())
+                try:
+                    self.process.spawn(description, theirs.number)
+                finally:
+                    theirs.close()
                 self.end.pidfd = self.process.pidfd
             except BaseException:
                 ours.close()
@@ -139,15 +141,15 @@ class Worker:
         deadline = time.monotonic() + control.START_LIMIT
         self.control.send(handshake.start_message(self.options, self.isolation, minors, description))
         go_on()  # once in any case: what the caller has to do meanwhile is done by it
-        report = self.control.receive((lib.NVS_MSG_ISOLATED,), deadline, ISOLATING, go_on)
+        report = self.control.receive(deadline, ISOLATING, go_on)
         handshake.check_version(report)
         handshake.verify(report, self.pid, self.isolation)
         self._load(deadline, go_on)
 
     def _load(self, deadline: float, go_on: Callable[[], None]) -> None:
         """What follows the proof: only now the worker touches NVML. The doctor's trials leave it out."""
-        self.control.send(bytes(ffi.buffer(ffi.new("struct nvs_message *", [lib.NVS_MAGIC, lib.NVS_MSG_GO]))))
-        report = self.control.receive((lib.NVS_MSG_READY,), deadline, LOADING, go_on, step=INITIALISATION)
+        self.control.go()
+        report = self.control.receive(deadline, LOADING, go_on, step=INITIALISATION)
         self.init_result = int(report.init_result)
         self.library = text(report.library)
         self.began_ns = int(report.began_ns)
@@ -348,6 +350,8 @@ class Worker:
 
     def _is_gone(self) -> bool:
         """Whether no reply comes any more."""
+        if self.end.pidfd != self.process.pidfd:  # the program has closed it
+            self.end.pidfd = self.process.pidfd
         return self.process.ended() or (self._stopping and time.monotonic() >= self._drain_until)
 
     def _check_alive(self, name: str) -> None:
@@ -363,8 +367,13 @@ class Worker:
         return self.process.wait_ended(limit)
 
     def open_channel(self, kind: int, fd: int, size: int, wait: Callable[[], None]) -> None:
-        """Sends the worker's end of a channel; see :meth:`Control.open_channel`."""
-        self.control.open_channel(kind, fd, size, wait)
+        """Sends the worker's end of a channel; see :meth:`Control.open_channel`. Whoever breaks the protocol is
+        condemned, which is a death."""
+        try:
+            self.control.open_channel(kind, fd, size, wait)
+        except BrokenProtocol as error:
+            self.condemn(f"it broke the protocol: {error.detail}")
+            raise self.unsent("") from error
 
     def take_channels(self) -> set[Lane | Pipe]:
         """Those that are open, for who closes them."""
@@ -407,7 +416,7 @@ class Worker:
         self.end.stopping = 1
         self._unlink()
         while (self._inside or self._lanes_in_use()) and not self._ender.locked() and not self.process.ended():
-            time.sleep(0.02)
+            threads.sleep(0.02)
         ending.end([self])
 
     def _lanes_in_use(self) -> bool:
@@ -457,7 +466,7 @@ class Worker:
         self.end.stopping = 1
         self._unlink()
         self.process.why = "it belongs to the process that this one was forked from"
-        self.control.socket.close()
+        self.control.close()
         self.process.release()
         for channel in self.take_channels():
             with contextlib.suppress(Exception):
@@ -477,7 +486,7 @@ def _after_fork_in_child() -> None:
     except RuntimeError:
         # C code has forked, and told Python only afterwards (uWSGI): another thread may have held it. As Python's own
         # modules do; another lock would not be the one that the hooks below have.
-        _fork_lock._at_fork_reinit()  # type: ignore[attr-defined]
+        _fork_lock._at_fork_reinit()
     _abandon_inherited(this_process())
 
 

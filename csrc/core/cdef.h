@@ -192,6 +192,24 @@ int nvs_look_capabilities (uint64_t *effective);
 
 int nvs_looking_max (void);
 
+#define SOCK_STREAM    ...
+#define SOCK_SEQPACKET ...
+struct nvs_owned {
+    int32_t fd;
+    int32_t pid;
+    uint64_t device;
+    uint64_t inode;
+};
+void nvs_owned_take (struct nvs_owned *owned, int fd);
+int nvs_owned_here (const struct nvs_owned *owned);
+void nvs_owned_close (struct nvs_owned *owned);
+int nvs_owned_pair (int type, struct nvs_owned *ours, struct nvs_owned *theirs);
+int nvs_owned_send (const struct nvs_owned *owned, const void *bytes, size_t size, int passed, int timeout_ms,
+                    size_t *sent);
+int nvs_owned_receive (const struct nvs_owned *owned, void *bytes, size_t size, int timeout_ms, size_t *got);
+void nvs_owned_shut (const struct nvs_owned *owned);
+void nvs_await_any (const int32_t *fds, uint32_t count, int timeout_ms);
+
 int nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struct nvs_error *error);
 
 struct nvs_caller_lane;

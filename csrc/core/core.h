@@ -120,6 +120,34 @@ void nvs_lane_close (struct nvs_caller_lane *lane, int forked);
 /* Closes and frees. */
 void nvs_lane_free (struct nvs_caller_lane *lane, int forked);
 
+/* owned.c */
+
+/* A descriptor of ours: its number, and what it refers to. Whoever has the struct may close it, and nobody else. */
+struct nvs_owned {
+    int32_t fd;  /* -1: there is none */
+    int32_t pid; /* of a pidfd where these do not have inodes of their own, else 0 */
+    uint64_t device;
+    uint64_t inode;
+};
+
+void nvs_owned_take (struct nvs_owned *owned, int fd);
+/* Whether the number still stands for it. */
+int nvs_owned_here (const struct nvs_owned *owned);
+/* Not what has its number by now. */
+void nvs_owned_close (struct nvs_owned *owned);
+
+/* These return 0 or an errno: EBADF where it is not ours any more, ETIMEDOUT. Sockets of AF_UNIX, close-on-exec. */
+int nvs_owned_pair (int type, struct nvs_owned *ours, struct nvs_owned *theirs);
+/* `passed`: a descriptor to send along, or -1. */
+int nvs_owned_send (const struct nvs_owned *owned, const void *bytes, size_t size, int passed, int timeout_ms,
+                    size_t *sent);
+/* *got 0: the other end is closed. EBADMSG: a packet of no bytes. EMSGSIZE: one of more than `size`. */
+int nvs_owned_receive (const struct nvs_owned *owned, void *bytes, size_t size, int timeout_ms, size_t *got);
+void nvs_owned_shut (const struct nvs_owned *owned);
+
+/* Waits until one of these can be read, or so long. */
+void nvs_await_any (const int32_t *fds, uint32_t count, int timeout_ms);
+
 /* look.c */
 
 /* Both return 0 or an errno. The type of the file system that a path is on, as statfs(2) has it (such as TMPFS_MAGIC),

@@ -119,9 +119,9 @@ nvs_block_add (PyObject *module)
 {
     PyObject *type;
 
-    start_new_thread = from_module ("_thread", "start_new_thread");
+    start_new_thread = from_module ("nvsandbox.threads", "start_new_thread");
     is_finalizing = from_module ("sys", "is_finalizing");
-    allocate_lock = from_module ("_thread", "allocate_lock");
+    allocate_lock = from_module ("nvsandbox.threads", "allocate_lock");
     copy_context = from_module ("contextvars", "copy_context");
     name_acquire = nvs_name ("acquire");
     name_leave = nvs_name ("_leave");

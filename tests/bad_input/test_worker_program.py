@@ -136,7 +136,7 @@ SAID = {
     "magic": (errno.EPROTO, "that this build does not know"),
     "type": (errno.EPROTO, "that this build does not know"),
     "size": (errno.EPROTO, "that this build does not know"),
-    "order": (errno.EPROTO, "message 4 where 2 was expected"),
+    "order": (errno.EPROTO, "message 4 while isolating, where it may not come"),
     "huge": (errno.EPROTO, "that this build does not know"),
 }
 

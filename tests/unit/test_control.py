@@ -15,7 +15,9 @@ import pytest
 
 from nvsandbox._core import ffi, lib
 from nvsandbox.control import Control
+from nvsandbox.conversation import State
 from nvsandbox.errors import SandboxStartError
+from nvsandbox.owned import Owned
 
 
 class Process:
@@ -67,7 +69,8 @@ def channel(request: pytest.FixtureRequest) -> Iterator[Any]:
 
     worker = threading.Thread(target=play)
     worker.start()
-    control = Control(ours, Process())  # type: ignore[arg-type]
+    control = Control(Owned(ours.fileno()), Process())  # type: ignore[arg-type]
+    control.conversation.state = State.SERVING
     file = os.open("/dev/null", os.O_RDONLY)
 
     def no_interruption() -> None:

@@ -14,6 +14,7 @@ import pytest
 from host import has_ended
 
 from nvsandbox import WorkerDied, nvml_isolated
+from nvsandbox.owned import Owned
 from nvsandbox.process import Process, wait_all
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -32,7 +33,7 @@ def test_a_number_that_was_given_to_another_process_is_not_hit(children: list[su
     ours, other = children
     process = Process()
     process.pid = other.pid  # as if it were ours', used again
-    process._pidfd = os.pidfd_open(ours.pid)
+    process._pidfd = Owned(os.pidfd_open(ours.pid))
     assert not process.ended()
     process.send(signal.SIGTERM)
     assert wait_all([process], 10) == []
@@ -98,7 +99,8 @@ def test_one_that_others_have_reaped() -> None:
 def test_released_by_one_thread_while_another_reaps(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process()
     process.pid = os.posix_spawn("/bin/true", ["true"], {})
-    process._pidfd = descriptor = os.pidfd_open(process.pid)
+    descriptor = os.pidfd_open(process.pid)
+    process._pidfd = Owned(descriptor)
     waitid = os.waitid
 
     def meanwhile(kind: int, number: int, options: int) -> object:
