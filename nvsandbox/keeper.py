@@ -106,7 +106,15 @@ class Keeper:
                 self.counts["restarts"] += 1
             elif too_many := self._too_many_given_up():
                 raise SandboxStartError("start", errno.EBUSY, "", too_many)
-            fresh = self._start(old)
+            elif self.restarts.pause() > 0:  # in a forked child, whose first worker could not be started
+                raise SandboxStartError("start", errno.EAGAIN, "", self._why_not_yet())
+            try:
+                fresh = self._start(old)
+            except Exception as error:
+                if not self.closed:
+                    self.restarts.failed(error)
+                raise
+            self.restarts.failure = ""
             self._connect(fresh)
             self.stateful.clear()  # what there was of that went with the old one
             if old is not None:
@@ -147,12 +155,8 @@ class Keeper:
             if isinstance(death, WorkerDied):
                 death.sent = False
             raise death
-        left = self.restarts.wait()
-        if left > 0:
-            why = (
-                f"{self.restarts.recent} restarts within {RESTART_WINDOW:g} s did not help, and the next is possible "
-                f"in {left:.2f} s (restart= sets how many are)"
-            )
+        if self.restarts.wait() > 0:
+            why = self._why_not_yet()
         elif too_many := self._too_many_given_up():
             why = too_many
         else:
@@ -161,6 +165,19 @@ class Keeper:
         if isinstance(death, WorkerDied):
             death = WorkerDied("", death.signal, death.status, f"{death.how}; {why}", False)
         raise death
+
+    def _why_not_yet(self) -> str:
+        """Why the next worker is not started now, and when it may be."""
+        full, pause = self.restarts.full(), self.restarts.pause()
+        if full > pause:
+            why = (
+                f"{self.restarts.recent} restarts within {RESTART_WINDOW:g} s did not help, and the next is possible "
+                f"in {full:.2f} s (restart= sets how many are)"
+            )
+        else:
+            why = f"new workers fail one after another, and the next is started in {pause:.2f} s at the earliest"
+        failure = self.restarts.failure
+        return f"{why}; the last start failed: {failure}" if failure else why
 
     def _too_many_given_up(self) -> str:
         """Why no more workers are started; "" where they are."""
@@ -220,6 +237,7 @@ class Keeper:
         self._ending = []
         self._starting = self._recycling = None
         self.untold = []
+        self.restarts = Restarts(self.restarts.limit)
         self.counts = dict.fromkeys(self.counts, 0)
 
 
