@@ -126,7 +126,8 @@ enum nvs_start_flags {
 /* START. Behind the struct lie strings_len bytes: NUL-terminated strings, in this order: driver_root, dev_root
  * (the folder whose NVIDIA nodes the private /dev shows, such as "/dev" or "/run/nvidia/driver/dev"), the simulator's
  * description ("" where it is not used), then libraries_count candidates for libnvidia-ml.so.1, best first. A
- * candidate without a slash is left to the loader's own search. */
+ * candidate without a slash is left to the loader's own search. A pipe may come with it, in which a byte is to end
+ * the worker by SIGKILL (main.c). */
 struct nvs_start {
     struct nvs_message message;
     uint32_t protocol; /* NVS_PROTOCOL_VERSION */

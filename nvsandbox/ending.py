@@ -66,7 +66,12 @@ def end(workers: Iterable[Worker], grace: bool = True) -> None:
         if process in left:
             worker.abandoned = True
             _given_up.add(worker)
-            _log.error("the NVML worker %d cannot be ended (a driver call does not return); it is given up", worker.pid)
+            why = (
+                "this process has dropped the privileges for it"
+                if process.out_of_reach
+                else "a driver call does not return"
+            )
+            _log.error("the NVML worker %d cannot be ended (%s); it is given up", worker.pid, why)
         _release(worker)
     for worker in workers:
         if worker.process not in ours:

@@ -49,6 +49,9 @@ class Process:
         """Whether it is ended because its sandbox is closed, and not for a fault of its own."""
         self._death: tuple[int | None, int | None] | None = None  # signal, status
         self._pidfd: Owned | None = None
+        self._kill_pipe: Owned | None = None
+        self.out_of_reach = False
+        """Whether this process may not send it signals: it has dropped the privileges with which it started it."""
         self._reaped = threads.allocate_lock()  # taken by the thread that reaps it
         self._reaping_over = False
         self._released = False
@@ -86,6 +89,30 @@ class Process:
             os.close(pidfd)
             return None
         return pidfd
+
+    def open_kill_pipe(self) -> int:
+        """The worker's end of a pipe, for the caller to hand over and close. A byte in it has the kernel send the
+        worker SIGKILL in the worker's own name (csrc/worker/main.c), for which this process needs no privilege. -1
+        where there can be none, such as without ``/proc``.
+
+        Both ends read and write: then neither the worker's end nor ours is the last, whose closing would count as a
+        byte, and writing never raises SIGPIPE. Ours does not block, whatever a library does with the other."""
+        ends: list[int] = []
+        try:
+            ends += os.pipe()
+            path = f"/proc/self/fd/{ends[0]}"
+            theirs = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self._kill_pipe = Owned(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+            except OSError:
+                os.close(theirs)
+                raise
+            return theirs
+        except OSError:
+            return -1
+        finally:
+            for end in ends:
+                os.close(end)
 
     def ended(self) -> bool:
         """Whether it has ended; its status is taken the first time that it has."""
@@ -141,12 +168,20 @@ class Process:
         """Sends it a signal, if it is still there. For the thread that ends it, which also releases it."""
         if self.ended():
             return
-        with contextlib.suppress(ProcessLookupError):
+        try:
             pidfd = self.pidfd
             if pidfd >= 0:
                 signal.pidfd_send_signal(pidfd, number)
             else:
                 os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            self.out_of_reach = True
+            pipe = -1 if self._kill_pipe is None else self._kill_pipe.number
+            if number == signal.SIGKILL and pipe >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(pipe, b"\0")
 
     def release(self) -> None:
         """Gives up what it takes to follow the process: at once, or as soon as the thread that reaps it has done so,
@@ -157,9 +192,11 @@ class Process:
 
     def _close(self) -> None:
         if self._closed.acquire(blocking=False):  # once, whoever comes first
-            pidfd, self._pidfd = self._pidfd, None
-            if pidfd is not None:
-                pidfd.close()
+            descriptors = self._pidfd, self._kill_pipe
+            self._pidfd = self._kill_pipe = None
+            for descriptor in descriptors:
+                if descriptor is not None:
+                    descriptor.close()
 
 
 def wait_all(processes: Iterable[Process], limit: float) -> list[Process]:

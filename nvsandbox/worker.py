@@ -139,7 +139,14 @@ class Worker:
     def _start(self, minors: list[int] | None, description: str | None, go_on: Callable[[], None]) -> None:
         """The order of messages, as in csrc/protocol.h. What `go_on` raises, which is called now and then, ends it."""
         deadline = time.monotonic() + control.START_LIMIT
-        self.control.send(handshake.start_message(self.options, self.isolation, minors, description))
+        message = handshake.start_message(self.options, self.isolation, minors, description)
+        with _fork_lock:
+            theirs = self.process.open_kill_pipe()
+            try:
+                self.control.send(message, theirs)
+            finally:
+                if theirs >= 0:
+                    os.close(theirs)
         go_on()  # once in any case: what the caller has to do meanwhile is done by it
         report = self.control.receive(deadline, ISOLATING, go_on)
         handshake.check_version(report)

@@ -542,6 +542,19 @@ report (struct worker *worker, enum nvs_message_type type)
         _exit (EXIT_END); /* nobody is there to hear it */
 }
 
+/* A caller that has dropped its privileges may not signal us any more, and would leave a worker behind that is stopped
+ * (SIGSTOP) or hangs. So a pipe comes with START, in which a byte has the kernel send SIGKILL: in the name of who
+ * arms it here, whatever the writer's rights. Before the filter, which then refuses all that this takes. The pipe stays
+ * open, and nobody reads it. Where this fails, such callers go without. */
+static void
+arm_kill_pipe (int fd)
+{
+    if (fd < 0)
+        return;
+    if (fcntl (fd, F_SETSIG, SIGKILL) != 0 || fcntl (fd, F_SETOWN, getpid ()) != 0 || fcntl (fd, F_SETFL, O_ASYNC) != 0)
+        (void)close (fd);
+}
+
 static void
 start (struct worker *worker)
 {
@@ -558,6 +571,7 @@ start (struct worker *worker)
     if (nvs_control_parse_start (&worker->control, &worker->options, &worker->failed.error) != 0
         || settle_output (worker, &worker->failed.error) != 0)
         fail (worker);
+    arm_kill_pipe (nvs_control_take_fd (&worker->control));
     answer->protocol = NVS_PROTOCOL_VERSION;
     (void)snprintf (answer->build, sizeof answer->build, "%s", NVSANDBOX_VERSION);
     answer->isolation = (uint32_t)worker->options.isolation;
