@@ -69,11 +69,12 @@ enum nvs_step {
     NVS_STEP_NO_NEW_PRIVS,
     NVS_STEP_LANDLOCK, /* what may be written to, and no other processes; where the kernel has it */
     NVS_STEP_SECCOMP,
-    NVS_STEP_CHECK,   /* the worker's own proof of what it did */
-    NVS_STEP_VERIFY,  /* caller: the parent's proof of the same */
-    NVS_STEP_LIBRARY, /* finding, checking and loading libnvidia-ml.so.1 */
-    NVS_STEP_INIT,    /* nvmlInit */
-    NVS_STEP_CHANNEL, /* opening a channel */
+    NVS_STEP_CHECK,       /* the worker's own proof of what it did */
+    NVS_STEP_VERIFY,      /* caller: the parent's proof of the same */
+    NVS_STEP_LIBRARY,     /* finding, checking and loading libnvidia-ml.so.1 */
+    NVS_STEP_INIT,        /* nvmlInit */
+    NVS_STEP_CHANNEL,     /* opening a channel */
+    NVS_STEP_WORKING_DIR, /* nvsandbox-run: the working directory is in the host's /dev. No other isolation would help */
     NVS_STEP_COUNT
 };
 

@@ -31,6 +31,7 @@ nvs_step_name (enum nvs_step step)
     case NVS_STEP_LIBRARY: return "library";
     case NVS_STEP_INIT: return "initialisation";
     case NVS_STEP_CHANNEL: return "channel";
+    case NVS_STEP_WORKING_DIR: return "working directory";
     case NVS_STEP_COUNT: break;
     }
     return "unknown step";

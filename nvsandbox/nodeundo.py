@@ -164,7 +164,12 @@ def restore(path: str, dev: str = "/dev", proc: str = "/proc") -> Iterator[Resto
 
 
 def _entries(path: str, driver: DriverFacts) -> tuple[list[_Entry], list[Restored]]:
-    with open(path, "rb") as file:
+    # Not to wait for a FIFO's writer, nor to become a terminal's owner
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ValueError(f"{path} is not a regular file: expected one that nvsandbox nodes --clean has written")
+    with open(fd, "rb") as file:
         data = file.read(_SIZE_MAX + 1)
     if len(data) > _SIZE_MAX:
         raise ValueError(f"{path} is larger than {_SIZE_MAX >> 20} MiB, which no file of nvsandbox nodes --clean is")

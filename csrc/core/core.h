@@ -117,6 +117,9 @@ int nvs_lane_call (struct nvs_caller_lane *lane, const void *frame, size_t lengt
  * forked = 1, and nothing shared is touched. */
 void nvs_lane_close (struct nvs_caller_lane *lane, int forked);
 
+/* Whether there is a lane at this address: for an address that came as a number. */
+int nvs_lane_is_one (uintptr_t address);
+
 /* Closes and frees. */
 void nvs_lane_free (struct nvs_caller_lane *lane, int forked);
 

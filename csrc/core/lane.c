@@ -80,6 +80,7 @@ nvs_lane_new (int looks, int32_t *fd, struct nvs_error *error)
     }
     /* A forked child must not speak on its parent's lane. Where the kernel refuses, the checks remain. */
     (void)madvise (shared, NVS_LANE_SIZE, MADV_DONTFORK);
+    lane->magic = NVS_LANE_MAGIC;
     lane->shared = shared;
     lane->forks = &forks;
     lane->forks_before = forks;
@@ -96,6 +97,22 @@ nvs_lane_sent (struct nvs_caller_lane *lane)
     if (lane->fd >= 0)
         (void)close (lane->fd);
     lane->fd = -1;
+}
+
+/* mincore() says of any address whether something is mapped there, without touching it. */
+int
+nvs_lane_is_one (uintptr_t address)
+{
+    const uintptr_t page = (uintptr_t)sysconf (_SC_PAGESIZE);
+    const struct nvs_caller_lane *lane = (const void *)address;
+    const uintptr_t first = address & ~(page - 1);
+    unsigned char resident[2];
+
+    if (address == 0 || address % _Alignof (struct nvs_caller_lane) != 0 || address + sizeof *lane < address)
+        return 0;
+    if (mincore ((void *)first, address + sizeof *lane - first, resident) != 0)
+        return 0;
+    return lane->magic == NVS_LANE_MAGIC;
 }
 
 int
@@ -198,5 +215,6 @@ nvs_lane_free (struct nvs_caller_lane *lane, int forked)
     if (lane == NULL)
         return;
     nvs_lane_close (lane, forked);
+    lane->magic = 0;
     free (lane);
 }

@@ -10,7 +10,10 @@
 #define NVS_LATE_NS \
     100000 /* what a first short sleep is allowed: Linux lets timers be 50 us late, waking takes the rest */
 
+#define NVS_LANE_MAGIC 0x656e616c2d73766eull /* "nvs-lane" */
+
 struct nvs_caller_lane {
+    uint64_t magic; /* as long as it is one: its address crosses to the other extension as a number */
     struct nvs_lane *shared;
     uint32_t number; /* of the last request, our own copy: what `request` holds may have been written by the worker */
     int fd;

@@ -235,6 +235,10 @@ link_attach (link_t *self, PyObject *args)
 
     if (!PyArg_ParseTuple (args, "KKO", &serial, &address, &owner))
         return NULL;
+    if (!nvs_lane_is_one ((uintptr_t)address)) {
+        PyErr_Format (PyExc_ValueError, "there is no lane at %llu: expected the address of one", address);
+        return NULL;
+    }
     for (slot = 0; slot < HERE_MAX; slot++)
         if (here[slot].link == self)
             break;

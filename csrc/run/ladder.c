@@ -149,8 +149,8 @@ working_folder (struct climb *climb, struct nvs_error *error)
     if (climb->cwd[0] != '\0' && chdir (climb->cwd) != 0) {
         int err = errno;
 
-        /* Not a step of the ladder: the one that leaves the program in the host's /dev must not be what follows. */
-        return nvs_fail (error, NVS_STEP_VERIFY, err, climb->cwd,
+        /* No reason to try the next step, which would leave the program in the host's /dev. */
+        return nvs_fail (error, NVS_STEP_WORKING_DIR, err, climb->cwd,
                          "the working folder is in the host's /dev and not in the private one; start the program in "
                          "another folder");
     }
@@ -229,7 +229,7 @@ static const struct stage {
     { NVS_STEP_DEV_NVIDIA, M | U, M | U, M | U, dev_nvidia },
     { NVS_STEP_DEV_NVIDIA, M | U, M | U, M | U, other_devices },
     { NVS_STEP_PARAMS, M | U, M | U, M | U, params },
-    { NVS_STEP_DEV_BASE, M | U, M | U, M | U, working_folder },
+    { NVS_STEP_WORKING_DIR, M | U, M | U, M | U, working_folder },
     { NVS_STEP_CHECK, ALL, ALL, ALL, check },
     /* At USER the capabilities of the new namespace: the caller had none of them, and with them the program could take
      * the tmpfs off again. */

@@ -121,8 +121,13 @@ put_nothing (int target, int direction, struct nvs_error *error)
 
     if (fd < 0)
         return nvs_fail (error, NVS_STEP_DESCRIPTORS, err, "/dev/null", "no descriptor for unwanted output");
-    if (fd == target)
-        return fcntl (fd, F_SETFD, 0); /* it was closed */
+    if (fd == target) { /* it was closed */
+        rc = fcntl (fd, F_SETFD, 0);
+        err = errno;
+        return rc == 0
+                   ? 0
+                   : nvs_fail (error, NVS_STEP_DESCRIPTORS, err, NULL, "cannot keep descriptor %d over exec", target);
+    }
     rc = dup2 (fd, target);
     err = errno;
     (void)close (fd);

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -18,7 +17,7 @@ import nvsandbox
 from nvsandbox.audit import supervise, watch
 from nvsandbox.audit.attribution import Change
 from nvsandbox.audit.processes import Process
-from nvsandbox.cli import completing, failure, streams
+from nvsandbox.cli import completing, failure, jsontext, streams
 from nvsandbox.cli.wording import printable, shown
 
 EXIT_CHANGES = 1
@@ -159,7 +158,7 @@ def _failed(error: Exception, as_json: bool, file: IO[str]) -> AuditFailed:
     status = error.status if isinstance(error, supervise.AuditError) else EXIT_FAILED
     failed = _ERRORS[status](text)
     if as_json:
-        print(json.dumps(failure.as_json(failed), indent=2), file=file)
+        print(jsontext.dumps(failure.as_json(failed), indent=2), file=file)
     return failed
 
 
@@ -243,7 +242,7 @@ def _run(command: Sequence[str], limit: float | None, as_json: bool, file: IO[st
             "timed_out": outcome.timed_out,
             "changes": [_change_json(change, "/dev") for change in outcome.changes],
         }
-        print(json.dumps(report, indent=2), file=file)
+        print(jsontext.dumps(report, indent=2), file=file)
     else:
         over = ", for the time was over" if outcome.timed_out else ""
         print(shown(f"-- nvsandbox audit: {command[0]} {_ended(outcome)}{over}"), file=file)
@@ -285,7 +284,7 @@ def _tell(event: watch.Event, dev: str, as_json: bool, file: IO[str]) -> int:
         click.echo("nvsandbox: too much happened at once: some of it was not told of", err=True)
         return 0
     if as_json:
-        print(json.dumps(_change_json(event, dev)), file=file, flush=True)
+        print(jsontext.dumps(_change_json(event, dev)), file=file, flush=True)
     else:
         for line in _lines(event, dev):
             print(line, file=file)

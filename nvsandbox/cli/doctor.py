@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import click
 
 import nvsandbox
 from nvsandbox import options as options_
-from nvsandbox.cli import completing, failure, places, wording
+from nvsandbox.cli import completing, failure, jsontext, places, wording
 
 if TYPE_CHECKING:
     from nvsandbox.doctor import Report
@@ -65,11 +64,11 @@ def doctor(as_json: bool, wait: float | None, **given: Any) -> None:
         report = doctor_.examine(doctor_.Places.here(options), wait)
     except (click.UsageError, *failure.EXPECTED) as error:
         if as_json:
-            click.echo(json.dumps(failure.as_json(error), indent=2))
+            click.echo(jsontext.dumps(failure.as_json(error), indent=2))
         raise
     code = EXIT_FINDINGS if report.severity == "error" else 0
     if as_json:
-        click.echo(json.dumps(report_json(report, code), indent=2, allow_nan=False))
+        click.echo(jsontext.dumps(report_json(report, code), indent=2, allow_nan=False))
     elif sys.stdout.isatty():
         _table(report)
     else:

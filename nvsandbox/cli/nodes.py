@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ import click
 
 import nvsandbox
 from nvsandbox import blockers, cdi, hostnodes, noderemoval, nodeundo, roots
-from nvsandbox.cli import completing, failure, nodelisting
+from nvsandbox.cli import completing, failure, jsontext, nodelisting
 from nvsandbox.cli.wording import command_line, printable
 from nvsandbox.nodenames import Finding, Node
 
@@ -139,7 +138,7 @@ def nodes(
     except (OSError, ValueError) as error:
         wrapped = _NoLook(_with_option(error, dev, proc, undo))
         if as_json:
-            click.echo(json.dumps(failure.as_json(wrapped), indent=2))
+            click.echo(jsontext.dumps(failure.as_json(wrapped), indent=2))
         raise wrapped from error
     sys.exit(status)
 
@@ -212,7 +211,7 @@ def _bad(nodes: Iterable[Node]) -> bool:
 def _list(asked: _Asked, as_json: bool) -> int:
     survey, unread = _look(asked)
     if as_json:
-        click.echo(json.dumps(_report(survey, unread), indent=2))
+        click.echo(jsontext.dumps(_report(survey, unread), indent=2))
     else:
         nodelisting.show(survey)
         nodelisting.doubt(survey)
@@ -350,7 +349,7 @@ def _print_cleaning(
             {"path": r.path, "removed": r.removed, "to_be_removed": r.path in would, "what": r.what} for r in results
         ],
     }
-    click.echo(json.dumps(report, indent=2))
+    click.echo(jsontext.dumps(report, indent=2))
 
 
 def _undo(file: str, asked: _Asked, as_json: bool) -> int:
@@ -359,7 +358,7 @@ def _undo(file: str, asked: _Asked, as_json: bool) -> int:
     for result in () if as_json else results:
         nodelisting.restored(asked.dev, result)
     if as_json:
-        click.echo(json.dumps({"dev": asked.dev, "undo": [asdict(result) for result in results]}, indent=2))
+        click.echo(jsontext.dumps({"dev": asked.dev, "undo": [asdict(result) for result in results]}, indent=2))
     elif not results:
         click.echo("nothing to put back")
     return 0 if all(result.done for result in results) else EXIT_UNWANTED

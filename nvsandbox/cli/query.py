@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import IO, Any
 import click
 
 from nvsandbox import fields
-from nvsandbox.cli import completing, failure, ids, streams, watching, wording
+from nvsandbox.cli import completing, failure, ids, jsontext, streams, watching, wording
 from nvsandbox.cli.mig_view import Mig
 from nvsandbox.cli.options import enter_sandbox, sandbox_options
 from nvsandbox.cli.overview import Overview
@@ -202,7 +201,7 @@ def query(
     except (click.UsageError, streams.Unwritable, *failure.EXPECTED) as error:
         if as_json:
             once = watch is None and watch_ms is None
-            click.echo(json.dumps(failure.as_json(error), indent=2 if once else None))  # else a line is an object
+            click.echo(jsontext.dumps(failure.as_json(error), indent=2 if once else None))  # else a line is an object
         raise
 
 
@@ -230,7 +229,7 @@ def _show(
             return
         data = view.read(nvml)
     if as_json:
-        click.echo(json.dumps(view.as_json(data), indent=2, allow_nan=False))
+        click.echo(jsontext.dumps(view.as_json(data), indent=2, allow_nan=False))
         return
     if sys.stdout.isatty():
         from rich.console import Console  # here, for nobody else needs it and it takes a while to import

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -13,7 +12,7 @@ import click
 from nvsandbox import isolation as ladder
 from nvsandbox import options as sandbox
 from nvsandbox import run as runner
-from nvsandbox.cli import completing, places, streams
+from nvsandbox.cli import completing, jsontext, places, streams
 from nvsandbox.cli.wording import as_options, printable, shown
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def _fail(message: str, kind: str, exit_code: int = runner.EXIT_FAILED, *, as_js
     text = as_options(message)
     if as_json:
         failed = {"type": kind, "nvml_code": None, "message": text, "exit_code": exit_code}
-        click.echo(json.dumps({"error": failed}), err=True)
+        click.echo(jsontext.dumps({"error": failed}), err=True)
     else:
         click.echo(f"nvsandbox: {printable(text)}", err=True)
     raise click.exceptions.Exit(exit_code)
@@ -180,7 +179,7 @@ def _tell(prepared: runner.Run, outcome: parent.Outcome, file: IO[str], as_json:
     name = os.fsdecode(prepared.arguments[0])
     difference = outcome.difference
     if as_json:
-        lines = [json.dumps(_as_object(prepared, outcome))]
+        lines = [jsontext.dumps(_as_object(prepared, outcome))]
     elif difference is None:
         lines = [f"nvsandbox: {name} had no /dev of its own (isolation {outcome.isolation}): nothing to report"]
     elif not difference:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import select
@@ -19,7 +18,7 @@ from typing import Any
 
 import click
 
-from nvsandbox.cli import failure, interrupts, streams
+from nvsandbox.cli import failure, interrupts, jsontext, streams
 from nvsandbox.cli.view import View
 
 # What writing fails with where nobody reads any more, and how the command ends then: a pipe's other end, and a terminal
@@ -136,7 +135,7 @@ class _Paper:
         now = datetime.now(timezone.utc)
         if self._as_json:
             state = failure.as_json(error) if error is not None else view.as_json(data)
-            click.echo(json.dumps({"timestamp": now.isoformat(timespec="milliseconds"), **state}, allow_nan=False))
+            click.echo(jsontext.dumps({"timestamp": now.isoformat(timespec="milliseconds"), **state}, allow_nan=False))
         elif error is None:
             if not view.appends:
                 click.echo(f"{now.astimezone():%Y-%m-%d %H:%M:%S%z}")

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shlex
+import socket
 import stat
 import subprocess
 import sys
@@ -350,3 +351,22 @@ def test_a_path_that_is_not_there_is_named_with_its_option(arguments: list[str],
     result = CliRunner().invoke(main, ["nodes", *arguments], prog_name="nvsandbox")
     assert result.exit_code == 3
     assert says in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "directory", "device", "socket"])
+def test_an_undo_file_that_is_no_file(machine: Machine, tmp_path: Path, kind: str) -> None:
+    """U20: a FIFO was waited for, for ever."""
+    path = tmp_path / "undo"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    else:
+        path = Path("/dev/null")
+    result = run(machine, "--undo", str(path))
+    assert result.exit_code == 3
+    assert str(path) in result.output
+    assert "Traceback" not in result.output

@@ -624,3 +624,14 @@ def test_an_object_that_was_made_larger_teaches_nothing_about_its_type(nvml, dev
     value = ctypes.c_uint()
     assert get(device, 0, ctypes.byref(value)) == 0
     assert value.value == large.value
+
+
+@pytest.mark.parametrize("number", [0, 1, 8, 16, 0x1000, 2**47 - 8, 2**63, 2**64 - 8])
+def test_a_number_that_is_no_lane_is_refused(nvml, number):
+    """Defect 7: a lane crosses between the extensions as a number, and a wrong one was a segmentation fault."""
+    link = nvml.session.link
+    with pytest.raises(ValueError, match=f"there is no lane at {number}"):
+        link.attach(1, number, object())
+    memory = ctypes.create_string_buffer(4096)
+    with pytest.raises(ValueError, match="there is no lane"):
+        link.attach(1, ctypes.addressof(memory) // 128 * 128 + 128, memory)

@@ -31,7 +31,7 @@ MOUNT, USER, GUARD = 1, 2, 3
 PRIVILEGED, SIMULATED, VERBOSE, DEVICES = 1, 2, 4, 8
 STEPS = ["none", "spawn", "hello", "descriptors", "user_ns", "id_map", "mount_ns", "propagation", "dev_root"]
 STEPS += ["dev_tmpfs", "dev_base", "dev_nvidia", "params", "caps", "no_new_privs", "landlock", "seccomp", "check"]
-STEPS += ["verify", "library", "init", "channel"]
+STEPS += ["verify", "library", "init", "channel", "working_dir"]
 
 START_LAYOUT = "=III32sIIIIII256I"
 REPORT_LAYOUT = f"@III32sIiQQQQIIIiQ{len(STEPS)}Q4096s"
