@@ -8,7 +8,7 @@ import resource
 import signal
 from collections.abc import Callable
 
-from nvsandbox import _fast
+from nvsandbox import _fast, devnodes, diagnose, roots
 from nvsandbox import isolation as ladder
 from nvsandbox.errors import (
     LibraryNotFound,
@@ -28,6 +28,8 @@ _STACK_LOW = 128 << 10
 
 _NVML_SUCCESS = 0
 _NVML_ERROR_DRIVER_NOT_LOADED = 9
+_OF_NODES = frozenset({4, _NVML_ERROR_DRIVER_NOT_LOADED, 999})
+"""What nvmlInit returns where it cannot open a node: no permission, driver not loaded, unknown."""
 
 # A failure at one of these means that this isolation is not possible here; at another, that no isolation would help.
 _ISOLATION_STEPS = frozenset(
@@ -82,8 +84,9 @@ def start(options: Options, go_on: Callable[[], None], link: _fast.Link | None) 
             cause = error
             continue
         if worker.init_result != _NVML_SUCCESS:
+            hint = _hint(worker)  # as long as its /dev is there
             worker.stop()
-            raise nvml_error(worker.init_result, _hint(worker))
+            raise nvml_error(worker.init_result, hint)
         return worker
     tried = "; ".join(f"{step}: {reason}" for step, reason in attempts)
     raise SandboxUnavailable(
@@ -103,6 +106,15 @@ def name_limits(error: WorkerDied) -> None:
 
 def _hint(worker: Worker) -> str:
     hint = f"nvmlInit in {worker.library}, isolation {worker.isolation!r}"
+    if worker.options.simulate is None and worker.init_result in _OF_NODES:
+        dev_root = roots.dev_folder(worker.options.driver_root, worker.options.dev_root)
+        try:
+            nodes = [(str(node), node.major) for node in devnodes.seen_by(worker.pid) if "/nvidia-caps" not in node]
+            why = diagnose.unusable_start(worker.pid, nodes, dev_root)
+        except SandboxError:
+            why = ""
+        if why:
+            return f"{hint}; {why}"
     if worker.init_result == _NVML_ERROR_DRIVER_NOT_LOADED:
         hint += "; the driver is not loaded, or its nodes cannot be used: see nvidia in /proc/devices, and the dev root"
     return hint

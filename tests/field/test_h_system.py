@@ -305,3 +305,74 @@ def test_h9_simulated_gpus_have_no_nodes_to_open() -> None:
             nvml.nvmlEventSetWait_v2(events, 10)
         nvml.nvmlEventSetFree(events)
     assert os.path.exists(simulate.parse("t4").library)
+
+
+# ---- U2
+
+INIT = """
+#include <fcntl.h>
+#include <unistd.h>
+static int open_node (void)
+{
+    int fd = open ("/dev/nvidiactl", O_RDWR | O_CLOEXEC | O_NOCTTY);
+
+    if (fd < 0)
+        return CODE;
+    (void)close (fd);
+    return 0;
+}
+int nvmlInitWithFlags (unsigned flags) { (void)flags; return open_node (); }
+int nvmlInit_v2 (void) { return open_node (); }
+int nvmlShutdown (void) { return 0; }
+"""
+
+
+def start_with_nodes(library: str, isolation: str, kind: str) -> str:
+    """What the start's error says, where NVML cannot open its node for one reason or another."""
+    import os
+    from pathlib import Path
+
+    import host
+    import pynvml
+
+    import nvsandbox
+
+    os.setsid()  # no terminal: /dev/tty is ENXIO
+    dev_root = Path("/mnt/root/dev")
+    dev_root.mkdir(parents=True)
+    if kind == "nodev":
+        host.mount("nodev", str(dev_root), "tmpfs", 0x4)
+    if kind != "none":
+        os.mknod(dev_root / "nvidiactl", 0o20666, os.makedev(5, 0 if kind == "ENXIO" else 2))
+        os.chmod(dev_root / "nvidiactl", 0o600 if kind == "mode" else 0o666)
+    uid = 65534 if kind == "mode" else 0
+    if uid:
+        os.chown("/mnt/root", uid, uid)
+        os.setresuid(uid, uid, uid)
+    try:
+        with nvsandbox.nvml_isolated(library=library, isolation=isolation, dev_root="/mnt/root"):
+            return "started"
+    except pynvml.NVMLError as error:
+        return f"{error.value}: {error}"
+
+
+@pytest.mark.parametrize("code", [4, 9, 999])
+@pytest.mark.parametrize(
+    ("kind", "isolation", "told"),
+    [
+        ("none", "mount", "there is no /dev/nvidiactl for it: /mnt/root/dev has none"),
+        ("ENXIO", "mount", "/dev/nvidiactl cannot be opened (ENXIO): no loaded driver serves it"),
+        ("nodev", "user", "/dev/nvidiactl cannot be opened (EACCES): its file system is mounted with nodev"),
+        ("mode", "user", "/dev/nvidiactl cannot be opened (EACCES): its mode or owner forbids it to this user"),
+    ],
+)
+def test_u2_a_start_says_why_the_node_cannot_be_opened(
+    host_with_nobody: Host, compile_library: Callable[..., Path], code: int, kind: str, isolation: str, told: str
+) -> None:
+    """U2: each cause has its own text, for each of NVML's three codes; it was "Unknown Error" for all of them."""
+    library = host_with_nobody.readable(compile_library(INIT.replace("CODE", str(code))))
+    found = host_with_nobody.run(
+        start_with_nodes, setup=with_stand_in_driver, library=library, isolation=isolation, kind=kind
+    )
+    assert found.startswith(f"{code}: ")
+    assert told in found
