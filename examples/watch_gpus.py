@@ -15,23 +15,33 @@ SETTLE = 0.5  # seconds; GPUs and modules come in groups
 
 
 def publish() -> None:
+    uuids: list[str] = []
+    lost: list[str] = []
     try:
         with nvml_isolated(timeout=10) as nvml:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+            for index in range(nvml.nvmlDeviceGetCount()):
+                try:
+                    uuids.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+                except pynvml.NVMLError as error:  # this GPU alone: it has fallen off the bus, for one
+                    lost.append(f"GPU {index}: {error}")
     except (SandboxError, pynvml.NVMLError) as error:  # no driver, for one
-        print(f"no GPUs: {error}")
+        say(f"no GPUs: {error}")
     else:
-        print(f"{len(uuids)} GPUs: {', '.join(uuids)}")
+        count = f"{len(uuids)} of {len(uuids) + len(lost)}" if lost else f"{len(uuids)}"
+        say("; ".join([f"{count} GPUs: {', '.join(uuids)}", *lost]))
+
+
+def say(line: str) -> None:
+    print(line, flush=True)  # a pipe, as a log is one, would have it when the buffer is full
 
 
 def main() -> None:
     with watch() as events:  # before the first listing, so that nothing is missed
         publish()
         for event in events:
-            print(f"{event.kind}: {event.bus_id or event.driver or event.node or 'list anew'}")
+            say(f"{event.kind}: {event.bus_id or event.driver or event.node or 'list anew'}")
             while (event := events.get(SETTLE)) is not None:
-                print(f"{event.kind}: {event.bus_id or event.driver or event.node or 'list anew'}")
+                say(f"{event.kind}: {event.bus_id or event.driver or event.node or 'list anew'}")
             publish()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import re
 import select
 import signal
 import socket
@@ -381,13 +382,16 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "watch_gpus.py"
 
 
 def test_the_example(kernel: Announcer) -> None:
+    """U8, R13: a lost GPU is its own failure, and what is printed reaches a pipe at once."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, str(EXAMPLE)],
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",
-            env={**os.environ, "NVSANDBOX_SIMULATE": "h100x2", "PYTHONUNBUFFERED": "1"},
+            env={**environment, "NVSANDBOX_SIMULATE": "h100x3,lost=1"},
         )
 
     with kernel.call(start) as program:
@@ -400,7 +404,7 @@ def test_the_example(kernel: Announcer) -> None:
         finally:
             program.send_signal(signal.SIGINT)
             program.wait(SOON)
-    assert lines[0].startswith("2 GPUs: GPU-")
+    assert re.fullmatch(r"2 of 3 GPUs: GPU-\S+, GPU-\S+; GPU 1: .*lost.*\n", lines[0]), lines[0]
     assert lines[1] == "gpu added: 0000:65:00.0\n"
     assert lines[2] == lines[0]
 
