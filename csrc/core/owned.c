@@ -19,7 +19,9 @@
 
 #define PID_FS_MAGIC 0x50494446 /* Linux 6.9; before it all pidfds, eventfds and so on have one inode */
 
-/* Which process a pidfd is for, 0 where that is no pidfd. */
+#define GONE -1 /* as the kernel has it once the process has been reaped */
+
+/* Which process a pidfd is for: GONE also where it cannot be told, 0 where that is no pidfd. */
 static int32_t
 pid_of (int fd)
 {
@@ -33,11 +35,11 @@ pid_of (int fd)
     (void)snprintf (path, sizeof path, "/proc/self/fdinfo/%d", fd);
     info = open (path, O_RDONLY | O_CLOEXEC);
     if (info < 0)
-        return 0;
+        return GONE;
     length = read (info, text, sizeof text - 1);
     (void)close (info);
     if (length <= 0)
-        return 0;
+        return GONE;
     text[length] = '\0';
     found = strstr (text, "\nPid:");
     return found != NULL && sscanf (found, "\nPid: %d", &pid) == 1 ? pid : 0;
@@ -55,8 +57,21 @@ nvs_owned_take (struct nvs_owned *owned, int fd)
     owned->fd = fd;
     owned->device = st.st_dev;
     owned->inode = st.st_ino;
-    if (!S_ISSOCK (st.st_mode) && (fstatfs (fd, &fs) != 0 || fs.f_type != PID_FS_MAGIC))
-        owned->pid = pid_of (fd);
+    if (S_ISSOCK (st.st_mode) || (fstatfs (fd, &fs) == 0 && fs.f_type == PID_FS_MAGIC))
+        return;
+    owned->pid = pid_of (fd);
+    if (owned->pid == GONE)
+        owned->pid = 0;
+}
+
+/* Whether it still is the pidfd that it was, on a kernel where its inode does not tell. Where no process can be told, for
+ * ours has been reaped or no descriptor or no /proc is left to ask by, it is: each pidfd is closed after that. */
+static int
+same_process (const struct nvs_owned *owned)
+{
+    int32_t pid = owned->pid == 0 ? 0 : pid_of (owned->fd);
+
+    return pid == owned->pid || pid == GONE;
 }
 
 int
@@ -65,7 +80,7 @@ nvs_owned_here (const struct nvs_owned *owned)
     struct stat st;
 
     return owned->fd >= 0 && fstat (owned->fd, &st) == 0 && st.st_dev == owned->device && st.st_ino == owned->inode
-           && (owned->pid == 0 || pid_of (owned->fd) == owned->pid);
+           && same_process (owned);
 }
 
 void

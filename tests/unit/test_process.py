@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -44,6 +45,55 @@ def test_a_number_that_was_given_to_another_process_is_not_hit(children: list[su
     assert death.signal == signal.SIGTERM
     process.release()
     assert not has_ended(other.pid)
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def as_before_linux_6_9(number: int, pid: int) -> Owned:
+    """A pidfd whose inode is that of all pidfds and eventfds."""
+    owned = Owned(number)
+    owned._owned.pid = pid
+    return owned
+
+
+def test_a_pidfd_is_closed_where_its_process_was_reaped(children: list[subprocess.Popen[bytes]]) -> None:
+    """S8: where pidfds have no inodes of their own, the kernel does not say any more whose it was."""
+    ours = children[0]
+    number = os.pidfd_open(ours.pid)
+    owned = as_before_linux_6_9(number, ours.pid)
+    ours.kill()
+    ours.wait()
+    owned.close()
+    assert not is_open(number)
+
+
+def test_a_pidfd_is_closed_where_no_descriptor_is_left(children: list[subprocess.Popen[bytes]]) -> None:
+    """S8: what it refers to cannot be looked up then."""
+    number = os.pidfd_open(children[0].pid)
+    owned = as_before_linux_6_9(number, children[0].pid)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        owned.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not is_open(number)
+
+
+def test_another_process_is_not_taken_for_it(children: list[subprocess.Popen[bytes]]) -> None:
+    """S8: nor is anything else that has the same inode on such a kernel."""
+    ours, other = children
+    for number in (os.pidfd_open(other.pid), os.eventfd(0)):
+        owned = as_before_linux_6_9(number, ours.pid)
+        owned.close()
+        assert is_open(number)
+        os.close(number)
 
 
 REFUSED: list[tuple[object, str, int]] = [
