@@ -6,6 +6,7 @@ A module of its own beside the package, for to import anything of the package is
 
 # What `signal` is made from: that takes a millisecond to import, in which Ctrl-C would not be silent.
 import _signal
+import sys
 
 
 def main() -> None:
@@ -17,6 +18,9 @@ def main() -> None:
     # Where it is ignored, as in the background of a script, that is to stay so.
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    # The command opens the sandboxes that it is asked for, whatever a parent's install() left to its children.
+    if "nvsandbox_children" in sys.modules:
+        sys.modules["nvsandbox_children"].stay()
     from nvsandbox.cli import interrupts, program
 
     try:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from nvsandbox import _fast, aside, copies, proof, threads
+from nvsandbox import _fast, aside, copies, inheriting, proof, threads
 from nvsandbox import options as options_
 from nvsandbox.bindings import Library, bind, draft
 from nvsandbox.errors import SandboxClosed
@@ -216,12 +216,16 @@ _installed: dict[Options, tuple[nvml_isolated, NVML]] = {}
 _install_lock = threads.RLock()  # held during a start, as the registry's must not be: who starts needs that
 
 
-def install(**options: Any) -> NVML:
+def install(*, inherit: bool | None = None, **options: Any) -> NVML:
     """As :class:`nvml_isolated`, for the rest of this process's life; returns what ``with`` would yield.
 
     A second call with equal options returns the same; after its session was closed (``nvml.session.close()``, which
     lets the driver go) it opens a new one. Raises what making and entering :class:`nvml_isolated` raises.
+
+    inherit: whether Python programs that this process starts from now on do the same when they import pynvml, in
+    workers of their own (default: yes, or ``NVSANDBOX_INHERIT``).
     """
+    follow = inheriting.wanted(inherit)
     block = nvml_isolated(**options)
     with _install_lock:
         if block._options in _installed and _installed[block._options][1].session.closed:
@@ -235,6 +239,7 @@ def install(**options: Any) -> NVML:
                 if block._open and block._options not in _installed:
                     block.__exit__(None, None, None)
                 raise
+        inheriting.leave(block._options, follow)
         return _installed[block._options][1]
 
 

@@ -58,7 +58,8 @@ def environment(present: list[bytes], options: Options, simulation: str | None) 
 
     Raises ValueError for one whose path no variable can hold.
     """
-    changed = list(present)
+    # What a parent's install() left to its children: this program is in a sandbox already.
+    changed = [entry for entry in present if not entry.startswith(b"NVSANDBOX_INSTALL=")]
     library = _library(options)
     if library is not None:
         folder, name = os.path.split(library)

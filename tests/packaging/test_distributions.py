@@ -164,6 +164,8 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     pages = {name for name in source_files() if name.startswith("man/")}
     assert {re.sub(r"^nvsandbox-[^/]*\.data/data/share/man/man1/", "man/", name) for name in others} == {
         *pages,
+        "nvsandbox_children.pth",
+        "nvsandbox_children.py",
         "nvsandbox_command.py",
     }
     for program in PROGRAMS:
