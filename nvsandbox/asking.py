@@ -74,13 +74,21 @@ class Asker:
             raise pynvml.NVMLError(code)
 
     def attempt(self, *ways: Callable[[], _T]) -> _T:
-        """What the first of `ways` gives whose function this driver has. Raises NVMLError."""
+        """What the first of `ways` gives whose function this driver has, and supports on this GPU. Raises NVMLError."""
+        unsupported: pynvml.NVMLError | None = None
         for way in ways[:-1]:
             try:
                 return self._once(way)
+            except pynvml.NVMLError_NotSupported as error:
+                unsupported = error  # some GPUs support the older function alone
             except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_ArgumentVersionMismatch):
                 continue  # an older driver: the next way is the older function
-        return self._once(ways[-1])
+        try:
+            return self._once(ways[-1])
+        except pynvml.NVMLError_FunctionNotFound:
+            if unsupported is not None:  # what the newer function said is about the GPU
+                raise unsupported from None
+            raise
 
     def ask(self, name: str, *ways: Callable[[], _T]) -> _T | None:
         """The same, or None: where it failed for another reason than NotSupported, with a note in the errors.
@@ -212,6 +220,11 @@ def number(value: int, marker: int) -> int | None:
     return None if value == marker else value
 
 
+def percent(value: int) -> int | None:
+    """`value`, or None where it is no percentage: the marker for "not available", or garbage."""
+    return value if value <= 100 else None
+
+
 def decoded(raw: bytes) -> str:
     """The text up to a NUL; what is not UTF-8 becomes U+FFFD."""
     return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
@@ -240,7 +253,7 @@ def memory_into(asker: Asker, into: HasMemory) -> None:
         return info.total, info.used, info.free, U64
 
     answer = asker.ask("memory", second, first)
-    if answer is not None:
+    if answer is not None and answer[0] != 0:  # nothing has no memory: a total of 0 is no figure
         total, used, free, reserved = (number(value, U64) for value in answer)
         into.memory_total_bytes, into.memory_used_bytes = total, used
         into.memory_free_bytes, into.memory_reserved_bytes = free, reserved

@@ -17,7 +17,6 @@ from typing import Any
 import pynvml
 
 from nvsandbox.asking import (
-    U32,
     Asker,
     Failure,
     GivenUp,
@@ -26,7 +25,7 @@ from nvsandbox.asking import (
     failure_of,
     gpu_count,
     memory_into,
-    number,
+    percent,
 )
 from nvsandbox.mig import MigDevice, devices_of, mig_enabled
 from nvsandbox.processes import COMPUTE_AND_GRAPHICS, Process, running
@@ -91,7 +90,7 @@ class System:
 def _utilization(asker: Asker) -> tuple[int | None, int | None]:
     rates = Utilization()
     asker.call("nvmlDeviceGetUtilizationRates", asker.handle, ctypes.byref(rates))
-    return number(rates.gpu, U32), number(rates.memory, U32)
+    return percent(rates.gpu), percent(rates.memory)
 
 
 def _temperature(asker: Asker) -> int:

@@ -132,3 +132,35 @@ def test_plain_pynvml_in_a_block_will_do() -> None:
             assert [gpu.name for gpu in inventory.gpus(pynvml)] == ["NVIDIA L40S"] * 2
         finally:
             pynvml.nvmlShutdown()
+
+
+def test_the_older_memory_query_where_the_newer_is_not_supported() -> None:
+    """U3"""
+
+    def first(handle: Any, out: Any) -> int:
+        out._obj.total, out._obj.used, out._obj.free = 100, 30, 70
+        return 0
+
+    gpu = gpu_of(FakeNvml(nvmlDeviceGetMemoryInfo=first))  # the newer one says NOT_SUPPORTED
+    figures = (gpu.memory_total_bytes, gpu.memory_used_bytes, gpu.memory_free_bytes, gpu.memory_reserved_bytes)
+    assert figures == (100, 30, 70, None)
+    assert gpu.errors == []
+
+
+def test_memory_of_zero_bytes_is_no_figure() -> None:
+    """U3"""
+    gpu = gpu_of(FakeNvml(nvmlDeviceGetMemoryInfo_v2=lambda *arguments: 0))
+    assert gpu.memory_total_bytes is None
+    assert gpu.memory_used_bytes is None
+
+
+@pytest.mark.parametrize(("said", "told"), [(10813861, None), (101, None), (100, 100), (0, 0)])
+def test_over_a_hundred_is_no_percentage(said: int, told: int | None) -> None:
+    """U3"""
+
+    def rates(handle: Any, out: Any) -> int:
+        out._obj.gpu, out._obj.memory = said, 7
+        return 0
+
+    gpu = gpu_of(FakeNvml(nvmlDeviceGetUtilizationRates=rates))
+    assert (gpu.utilization_gpu_percent, gpu.utilization_memory_percent) == (told, 7)
