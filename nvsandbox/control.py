@@ -105,7 +105,8 @@ class Control:
                 length = self._last_words(buffer)
                 break
             except ConnectionResetError:
-                length = 0
+                # It left something unread, such as a START that it did not come to. What it had said is still there.
+                length = self._last_words(buffer)
                 break
             except InterruptedError:
                 continue

@@ -25,9 +25,10 @@ def _environment(simulated: str | None) -> list[bytes]:
     kept = []
     for name, value in os.environb.items():
         # LD_LIBRARY_PATH is looked through last (roots.py): the CUDA toolkit's stub library often stands in it.
-        if name.startswith((b"LD_", b"NVSANDBOX_SIM")):
+        if name.startswith((b"LD_", b"NVSANDBOX_SIM")) or name == b"LC_ALL":
             continue
         kept.append(name + b"=" + value)
+    kept.append(b"LC_ALL=C")  # what a library reads or writes as text is the same for every caller
     if simulated is not None:
         kept.append(b"NVSANDBOX_SIM=" + simulated.encode())
     return kept

@@ -8,7 +8,7 @@ to be the worker's own. NVML has no part in it: nothing is counted, and a librar
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ class _Expected:
 
 
 def _arrives(function: types.FunctionType, name: str, library: Library, ask: Callable[[], None] | None) -> bool:
-    reply = f"nvsandbox {os.urandom(8).hex()}".encode()
+    reply = f"nvsandbox {time.monotonic_ns():x}".encode()
     expected = _Expected(library, name, reply, ask)
     functions = vars(library)
     before = functions.get(name)

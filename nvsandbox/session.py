@@ -26,6 +26,7 @@ from nvsandbox.errors import (
     SandboxError,
     StaleHandle,
     WorkerDied,
+    nvml_error,
 )
 from nvsandbox.keeper import Keeper
 from nvsandbox.latency import Latency, Recorder
@@ -223,7 +224,10 @@ class NVMLSession:
         worker, link = self.keeper.worker, self.link  # once: close() takes it away meanwhile
         if worker is not None and link is not None and worker.serial == link.serial:
             name = function.__name__
-            index = worker.function(name, None)
+            try:
+                index = worker.function(name, None)
+            except SandboxError:  # what this is about has its answer
+                return
             if index is not None:
                 plans.teach(function, worker.serial, index, arguments)
 
@@ -342,10 +346,11 @@ class NVMLSession:
 
     def has_function(self, name: str) -> bool:
         """Whether the loaded library has this symbol. Raises as :meth:`call` does."""
-        return self._looked_up(name, lambda worker, limit: worker.function(name, limit) is not None)
+        with _as_nvml_errors(name):
+            return self._looked_up(name, lambda worker, limit: worker.function(name, limit) is not None)
 
     def _check_answers(self) -> None:
-        """Has the worker answer, without NVML. Raises as :meth:`call` does."""
+        """Has the worker answer, without NVML. Raises as :meth:`call` does, and what starting a worker raises."""
         self._looked_up("nvmlSandboxProof", Worker.check_answers)
 
     def _looked_up(self, name: str, look_up: Callable[[Worker, float | None], _T]) -> _T:
@@ -365,8 +370,13 @@ class NVMLSession:
         """Calls a function of NVML in the worker with ctypes arguments, and gives what it returns: an int, or bytes
         or None.
 
-        Raises CallTimeout, WorkerDied, StaleHandle, SandboxClosed.
+        Raises NVML errors alone: CallTimeout, WorkerDied, StaleHandle, SandboxClosed, CallFailed, and where this
+        process has no memory left pynvml.NVMLError_Memory.
         """
+        with _as_nvml_errors(name):
+            return self._call(name, arguments, returns_string)
+
+    def _call(self, name: str, arguments: tuple[Any, ...], returns_string: bool) -> Any:
         began = time.monotonic_ns()
         for _ in range(_TRIES_UNSENT):
             try:
@@ -381,11 +391,6 @@ class NVMLSession:
             except CallTimeout:
                 self._count("timeouts")
                 raise
-            except SandboxError as error:
-                if isinstance(error, pynvml.NVMLError):
-                    raise
-                # Such as: no descriptor is left for a channel, or a new worker cannot be started.
-                raise CallFailed(name, error) from error
             if self.options.recycle_after is not None and worker.outlived(self.options.recycle_after):
                 self.keeper.recycle(worker)
             return result
@@ -537,6 +542,25 @@ class NVMLSession:
         link = self.link
         if link is not None:
             link.reset()
+
+
+class _as_nvml_errors:  # noqa: N801 - reads as the statement that it is
+    """A block in which what the sandbox raises for the call of `name` becomes an NVML error, if it is none."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # Such as: no descriptor is left for a channel, or a new worker cannot be started.
+        if isinstance(error, SandboxError) and not isinstance(error, pynvml.NVMLError):
+            raise CallFailed(self._name, error) from error
+        if isinstance(error, MemoryError):  # nobody can say how far the call came
+            raise nvml_error(_NVML_ERROR_MEMORY, f"{self._name}: this process has no memory for the call") from error
 
 
 def _open_deadlines() -> tuple[_Deadline, ...]:

@@ -338,7 +338,7 @@ class Worker:
 
     def check_answers(self, limit: float | None) -> None:
         """Has it say that the library lacks a symbol that none has: what nobody remembers, and needs no NVML."""
-        name = f"nvmlSandboxProof_{os.urandom(8).hex()}"
+        name = f"nvmlSandboxProof_{time.monotonic_ns():x}_{next(_serials)}"
         reply = self.exchange(name, marshal.resolve_frame(name), limit)
         if reply.status != lib.NVS_STATUS_NO_SYMBOL:
             raise SandboxError(f"looking up {name}: status {reply.status}")

@@ -10,6 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+
 /* Partner of this file: csrc/worker/channels.c, which serves what is submitted here. How its answer is waited for: wait.c. */
 
 /* This thread may have fewer than others. */
@@ -41,6 +45,18 @@ watch_forks (void)
     forks_errno = pthread_atfork (NULL, NULL, count_fork);
 }
 
+/* Never to be executed, for with sysctl vm.memfd_noexec=2 Linux 6.3 to 6.5 give EINVAL where that is not said. Kernels
+ * before 6.3 do not know the flag, and give EINVAL where it is. */
+static int
+new_memfd (void)
+{
+    int fd = memfd_create ("nvsandbox-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create ("nvsandbox-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    return fd;
+}
+
 struct nvs_caller_lane *
 nvs_lane_new (int looks, int32_t *fd, struct nvs_error *error)
 {
@@ -57,7 +73,7 @@ nvs_lane_new (int looks, int32_t *fd, struct nvs_error *error)
         (void)nvs_fail (error, NVS_STEP_CHANNEL, ENOMEM, NULL, "allocating a lane");
         return NULL;
     }
-    lane->fd = memfd_create ("nvsandbox-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    lane->fd = new_memfd ();
     if (lane->fd < 0) {
         (void)nvs_fail (error, NVS_STEP_CHANNEL, errno, NULL, "memfd_create");
         free (lane);

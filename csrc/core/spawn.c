@@ -63,6 +63,11 @@ nvs_spawn (const char *path, char *const *envp, int control, int32_t *pid, struc
     (void)posix_spawnattr_destroy (&attributes);
     (void)posix_spawn_file_actions_destroy (&actions);
     (void)close (high);
+    if (err == EPERM || err == ENOSYS || err == EACCES)
+        return nvs_fail (error, NVS_STEP_SPAWN, err, path,
+                         "starting the worker program: %s, or clone3, vfork or execve is refused by a seccomp filter, "
+                         "such as a container runtime's that is older than the C library",
+                         err == EACCES ? "it may not be executed" : "a security module forbids it");
     if (err != 0)
         return nvs_fail (error, NVS_STEP_SPAWN, err, path, "starting the worker program");
     *pid = (int32_t)child;

@@ -43,6 +43,7 @@
 #define SHUTDOWN_LIMIT_S 5u    /* for nvmlShutdown */
 #define ORPHAN_LIMIT_MS  10000 /* for an nvmlInit whose caller is gone */
 #define DESCRIPTORS_MAX  65536 /* closed one by one where neither close_range nor /proc is there */
+#define NOFILE_MAX       16384 /* the limit of descriptors: one for each thread that calls, and NVML's own */
 
 enum {
     EXIT_END = 0,
@@ -152,7 +153,7 @@ settle_signals (struct worker *worker, struct nvs_error *error)
     worker->control.signals = signalfd (-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     if (worker->control.signals < 0) {
         err = errno;
-        return nvs_fail (error, NVS_STEP_DESCRIPTORS, err, NULL, "cannot make a signalfd");
+        return nvs_fail (error, NVS_STEP_DESCRIPTORS, err, NULL, "signalfd4: cannot read SIGTERM from a descriptor");
     }
     return 0;
 }
@@ -164,6 +165,21 @@ forbid_core_dumps (void)
 {
     if (setrlimit (RLIMIT_CORE, &(struct rlimit){ 1, 1 }) != 0)
         (void)setrlimit (RLIMIT_CORE, &(struct rlimit){ 0, 0 });
+}
+
+/* Libraries size tables by this limit, or close all up to it: with 2^30, as container runtimes give it, that is
+ * gigabytes, or minutes. For good, so that nothing raises it again. */
+static void
+lower_descriptor_limit (void)
+{
+    struct rlimit limit;
+
+    if (getrlimit (RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max <= NOFILE_MAX)
+        return;
+    limit.rlim_max = NOFILE_MAX;
+    if (limit.rlim_cur > NOFILE_MAX)
+        limit.rlim_cur = NOFILE_MAX;
+    (void)setrlimit (RLIMIT_NOFILE, &limit);
 }
 
 static int
@@ -184,6 +200,7 @@ settle_process (struct worker *worker, struct nvs_error *error)
     }
     (void)umask (0); /* modes of nodes are as given; 022 again once the private /dev stands */
     forbid_core_dumps ();
+    lower_descriptor_limit ();
     worker->uid = geteuid ();
     worker->gid = getegid ();
     worker->mount_ns_before = nvs_namespace_mount_id ();
