@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvsandbox import isolation as ladder
-from nvsandbox import restarts
+from nvsandbox import pci, restarts
 from nvsandbox import simulate as simulation
 from nvsandbox._core import lib
 
 TRANSPORTS = ("auto", "shm", "pipe")
 
 _UUID = re.compile(r"GPU-[0-9a-fA-F-]{8,}")
-_BUS_ID = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _NODE = re.compile(r"(?:/dev/)?nvidia([0-9]+)")
 
 
@@ -133,7 +132,7 @@ def _device(value: object) -> int | str:
             return _device(int(node[1]))
         if value.isascii() and value.isdigit():
             return _device(int(value))
-        if _UUID.fullmatch(value) or _BUS_ID.fullmatch(value):
+        if _UUID.fullmatch(value) or pci.address(value) is not None:
             return value
     raise _wrong("devices", value, expected)
 

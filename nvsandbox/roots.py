@@ -12,6 +12,8 @@ import os
 import platform
 import stat
 
+from nvsandbox import pci
+
 LIBRARY = "libnvidia-ml.so.1"
 
 _TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -155,6 +157,7 @@ def device_minor(name: str) -> int | None:
     except OSError:
         return None
     wanted = name.lower()
+    wanted_bus = pci.address(name)
     for entry in entries:
         facts: dict[str, str] = {}
         try:
@@ -164,9 +167,8 @@ def device_minor(name: str) -> int | None:
                     facts[key.strip()] = value.strip()
         except OSError:
             continue
-        bus = facts.get("Bus Location", entry).lower()
-        # NVML pads the domain to eight digits, the kernel to four.
-        if wanted in (facts.get("GPU UUID", "").lower(), bus, "0000" + bus):
+        bus = pci.address(facts.get("Bus Location", entry))
+        if wanted == facts.get("GPU UUID", "").lower() or (bus is not None and bus == wanted_bus):
             try:
                 return int(facts["Device Minor"])
             except (KeyError, ValueError):

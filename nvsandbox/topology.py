@@ -17,6 +17,7 @@ from typing import Any
 
 import pynvml
 
+from nvsandbox import pci
 from nvsandbox.asking import Asker, Failure, GivenUp, ask_gpu, bus_id_ways, failure_of, gpu_count
 from nvsandbox.errors import SandboxError
 
@@ -265,10 +266,7 @@ def _pci_parent(device: Path) -> Path | None:
 
 def normal(bus_id: str) -> str:
     """A PCI address as sysfs writes it: ``0000:07:00.0``. NVML's has eight digits of domain, old ones none."""
-    domain, *rest = bus_id.lower().split(":")
-    if len(rest) == 1:
-        return f"0000:{domain}:{rest[0]}"
-    return ":".join((f"{int(domain or '0', 16):04x}", *rest)) if _PCI.fullmatch(bus_id) else bus_id.lower()
+    return pci.address(bus_id) or bus_id.lower()
 
 
 def _pci_path(sysfs: Path, bus_id: str | None) -> Path | None:

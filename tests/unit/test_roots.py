@@ -189,6 +189,13 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("00000000:0F:00.0", 1),
         ("00000000:87:00.0", 0),
         ("0000:88:00.0", None),
+        # U7: without a domain, as nvidia-smi and lspci write it too
+        ("87:00.0", 0),
+        ("0f:00.0", 1),
+        ("F:0.0", 1),
+        ("0:0f:00", 1),
+        ("00010000:87:00.0", None),
+        ("1:0f:00.0", None),
         ("GPU-cccccccc", None),
     ],
 )
