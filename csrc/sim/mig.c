@@ -507,7 +507,7 @@ nvmlDeviceGetGpuInstancePossiblePlacements_v2 (nvmlDevice_t device, unsigned int
     unsigned have = 0;
 
     BEGIN ();
-    MIG_ON (device);
+    MIG_GPU (device); /* what is possible is known whether MIG is on or not */
     NEED (count);
     profile = profile_by_id (gpu, id);
     if (profile == NULL)

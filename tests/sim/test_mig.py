@@ -104,3 +104,26 @@ def test_placements(sim: Any) -> None:
         return [*found, full]
 
     assert sim(place) == [(0, 4), (4, 4), 23]
+
+
+def test_placements_are_known_while_mig_is_off(sim: Any) -> None:
+    """U14: NVIDIA's DRA driver asks for them to announce what it could make; a GPU that cannot do MIG has none."""
+
+    def ask(description: str) -> list[Any]:
+        import ctypes
+
+        from simhelp import error_of, gpu, use
+
+        p = use(description)
+        device = gpu()
+        count = ctypes.c_uint(8)
+        placements = (p.c_nvmlGpuInstancePlacement_t * 8)()
+        made = error_of(p.nvmlDeviceCreateGpuInstance, device, 9)
+        try:
+            p.nvmlDeviceGetGpuInstancePossiblePlacements(device, 9, placements, ctypes.byref(count))
+        except p.NVMLError as error:
+            return [error.value, made]
+        return [[(one.start, one.size) for one in placements[: count.value]], made]
+
+    assert sim(ask, description="h100") == [[(0, 4), (4, 4)], 3]
+    assert sim(ask, description="t4") == [3, 3]
