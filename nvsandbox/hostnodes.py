@@ -178,20 +178,13 @@ def survey(
     placement: Placement = "none" if not driver.loaded else "host" if root is None else "container"
     order = sorted(_all(dev, driver, unread), key=lambda node: (node.is_number_link, _natural(node.path)))
     nodes = {node.path: node for node in order}
-    judged = tuple(
-        replace(
-            node,
-            findings=tuple(
-                nodefindings.with_what_helps(
-                    nodefindings.of_link(node, nodes, dev, driver, placement)
-                    if node.is_number_link
-                    else nodefindings.of_node(node, dev, driver, placement, root),
-                    node,
-                    driver,
-                )
-            ),
-        )
-        for node in order
-    )
     missing = tuple(nodefindings.missing(nodes, dev, driver)) if placement == "host" else ()
+    for node in order:  # links last: what is said of one depends on what is said of its node
+        findings = (
+            nodefindings.of_link(node, nodes, dev, driver, placement)
+            if node.is_number_link
+            else nodefindings.of_node(node, dev, driver, placement, root)
+        )
+        nodes[node.path] = replace(node, findings=tuple(nodefindings.with_what_helps(findings, node, driver)))
+    judged = tuple(nodes[node.path] for node in order)
     return Survey(dev, placement, root, driver, judged, missing, tuple(unread), doubt)

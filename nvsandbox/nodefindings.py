@@ -179,7 +179,7 @@ def of_link(
             "nvsandbox nodes --clean removes it",
             unwanted=True,
         )
-    elif inside is not None and placement != "host":
+    elif inside is not None and (placement != "host" or (end is not None and end.unwanted)):
         yield Finding(
             "link.to-unwanted-node",
             "warning",

@@ -723,3 +723,22 @@ def test_json(lived: Machine) -> None:
     }
     undone = json.loads(run(lived, "--undo", str(file), "--json").stdout)
     assert {step["path"]: step["done"] for step in undone["undo"]} == {"nvidia0": True, "nvidiactl": True}
+
+
+@pytest.mark.usefixtures("lived")
+def test_links_go_with_their_nodes(machine: Machine) -> None:
+    """U6: a node with the number of a driver that was loaded before, and the link to it. The link dangled then, and a
+    second run was needed; --undo brings both back."""
+    machine.driver(0)
+    machine.usual_nodes(0)
+    current = machine.node("nvidia-uvm-tools", 510, 1, link=True)
+    machine.node("nvidia-uvm", 510, 0, link=True)
+    assert current.exists()
+    before = contents(machine)
+    result, file = cleaned(machine)
+    assert result.exit_code == 0, result.output
+    assert not os.path.lexists(machine.dev / "nvidia-uvm")
+    left = sorted(os.listdir(machine.dev / "char"))
+    assert [name for name in left if not os.path.exists(machine.dev / "char" / name)] == []
+    assert run(machine, "--undo", str(file)).exit_code == 0
+    assert contents(machine) == before
