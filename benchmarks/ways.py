@@ -106,8 +106,11 @@ def fresh_pynvml() -> Any:
     spec = importlib.util.spec_from_file_location(name, found.origin)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where it looks itself up
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where it looks itself up as it is loaded
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]  # a sandbox would bind it, as all copies of pynvml that it finds
     return module
 
 
