@@ -21,7 +21,8 @@ from host import require
 ROOT = Path(__file__).parents[2]
 SOURCES = (
     *("csrc", "nvsandbox", "man", "containers"),
-    *("meson.build", "meson.options", "nvsandbox_command.py", "pyproject.toml", "README.md", "LICENSE"),
+    *("meson.build", "meson.options", "pyproject.toml", "README.md", "LICENSE"),
+    *("nvsandbox_command.py", "nvsandbox_children.py", "nvsandbox_children.pth"),
 )
 
 
