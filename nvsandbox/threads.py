@@ -10,6 +10,7 @@ not been replaced yet, and else from another instance of the built-in module.
 from __future__ import annotations
 
 import _thread
+import ctypes
 import importlib.util
 import types
 from importlib.machinery import BuiltinImporter
@@ -25,6 +26,8 @@ def _originals() -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    # For good: its locks and thread-locals outlive it when the interpreter ends, and ask it for its state then.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
     return module
 
 
